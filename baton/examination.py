@@ -19,6 +19,7 @@ from cluster.preflight.pods import check_as_rank
 from cluster.preflight.ray_nodes import check_room, living_nodes
 from core.config.cluster_config import ClusterConfig
 from core.config.pools import PoolName, pools_of
+from core.config.residency_groups import colocations_of
 
 
 def backend_for(wanted: str) -> Backend:
@@ -81,4 +82,6 @@ async def examine_as_rank(
 
 def all_kv_bytes(config: ClusterConfig) -> int:
     """Return the KV pools' bytes on a machine that has every instance."""
-    return sum(row.engine.kv_bytes * row.decode_instances for row in config.rows)
+    return sum(
+        each.most(lambda row: row.engine.kv_bytes * row.decode_instances) for each in colocations_of(config)
+    )

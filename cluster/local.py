@@ -121,18 +121,20 @@ class LocalCluster:
 
             starts = True
 
-            async def make(role: Role) -> ResidentInstance:
+            async def make(role: Role, rests: str = "") -> ResidentInstance:
                 mail = join(role)
                 try:
                     own = parts(role, mail) if starts else await _made_aside(config, role, mail, parts)
-                    instance = ResidentInstance(config, role, mail, clock, resolve, own)
+                    instance = ResidentInstance(config, role, mail, clock, resolve, own, rests=rests)
                 except BaseException:
                     await mail.close()
                     raise
                 instance.run()
                 return instance
 
-            kept = KeptInstances(make, clock, node.show_trouble, replaces=replaces_instances)
+            kept = KeptInstances(
+                make, clock, node.show_trouble, replaces=replaces_instances, rest=make if group else None
+            )
             stack.push_async_callback(kept.close)
             decodes: list[Role] = ["both" if config.any_role else "decode"] * config.decode_instances
             prefills: list[Role] = ["prefill"] * config.prefill_instances

@@ -46,6 +46,8 @@ class Asleep:
     prefills: bool
     decodes: bool
     held: bool = False
+    why: str = ""
+    """Why it is held, where that is not because an operator wants it."""
     wake_s: float = 0.0
     """How long waking is predicted to take, from its beginning."""
 
@@ -105,7 +107,7 @@ class ArrivedDemand:
     num: int
 
 
-GroupState = Literal["serving", "waking", "falling asleep", "asleep", "unknown"]
+GroupState = Literal["serving", "waking", "falling asleep", "asleep", "held", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +116,7 @@ class ModelDemand:
 
     model: str
     state: GroupState
-    """`asleep` only where every instance has said so: then it has no memory."""
+    """`asleep` only where every instance has said so: then it has no memory. `held`: the same, and it must not wake up."""
     order: tuple[int, int] = (0, 0)
     """The epoch and the number of the last GroupOrder that was carried out."""
     waiting: tuple[WaitingDemand, ...] = ()

@@ -1,9 +1,9 @@
-"""What the deployments of an application are called: where it has several models, each model's own end with its name."""
+"""What the deployments of an application are called: where it has several models, each model's own end with its name, and those
+of a group of models with the group's."""
 
 from core.config.cluster_config import ClusterConfig
 from core.config.model_rows import slug
-
-_OF_EACH_MODEL = ("Scheduler", "PrefillPool", "DecodePool")
+from core.config.residency_groups import Colocation, colocations_of
 
 
 def deployment_suffix(config: ClusterConfig, row: ClusterConfig) -> str:
@@ -11,10 +11,18 @@ def deployment_suffix(config: ClusterConfig, row: ClusterConfig) -> str:
     return f"-{slug(row.model.name)}" if config.models else ""
 
 
+def pools_suffix(config: ClusterConfig, colocation: Colocation) -> str:
+    """Return what the names of the pools end with in which these models' instances are."""
+    return f"-{slug(colocation.name)}" if config.models else ""
+
+
 def deployments_of(config: ClusterConfig) -> list[str]:
     """Return the names of all deployments. A model without instances for prefill alone has no pool of them, and may name it."""
-    suffixes = [deployment_suffix(config, row) for row in config.rows]
-    return ["Ingress", *(kind + suffix for suffix in suffixes for kind in _OF_EACH_MODEL)]
+    names = ["Ingress", *(f"Group-{slug(name)}" for name in config.residency_groups)]
+    for each in colocations_of(config):
+        names += [f"Scheduler{deployment_suffix(config, row)}" for row in each.rows]
+        names += [f"{kind}{pools_suffix(config, each)}" for kind in ("PrefillPool", "DecodePool")]
+    return names
 
 
 def kind_and_suffix(deployment: str) -> tuple[str, str]:

@@ -11,7 +11,13 @@ from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from cluster.deploy.deployment_names import kind_and_suffix
 from core.errors import ConfigError, UnsupportedModel
 
-_PHASES = {"Scheduler": "scheduler", "PrefillPool": "pools", "DecodePool": "pools", "Ingress": "ingress"}
+_PHASES = {
+    "Group": "group",
+    "Scheduler": "scheduler",
+    "PrefillPool": "pools",
+    "DecodePool": "pools",
+    "Ingress": "ingress",
+}
 _POLL_S = 0.1
 _REFUSED_S = 5.0
 """How long a refusal must last: what an earlier process has not given back yet may be there at the next try."""

@@ -138,6 +138,6 @@ def _frontend(
         request_timeout_s=config.serve.request_timeout_s,
         observe=observers.observe,
         num_schedulers=config.serve.schedulers,
-        num_spare_schedulers=config.serve.num_spare_schedulers,
+        num_spare_schedulers=config.num_spare_schedulers,
         loads_adapters=bool(config.adapters.folders),
     )

@@ -24,6 +24,7 @@ from cluster.deploy.ray_loopback import is_on_loopback
 from cluster.deploy.serve_app import ENVIRONMENT, build_application
 from core.config.cluster_config import ClusterConfig
 from core.config.pools import pools_of
+from core.config.residency_groups import colocations_of
 from core.errors import ConfigError
 
 _APP = "baton"
@@ -148,25 +149,31 @@ def _init_ray(config: ClusterConfig, ray_address: str) -> LocalRay | None:
         join_ray(ray_address, namespace=_APP)
         return None
     # Logical CPUs, enough for Ray to place every replica. The number of threads that run is engine.num_threads.
-    num_cpus = max(2, int(sum(map(_cpus_of_model, config.rows)) + 0.2 * config.ingress_instances + 1))
+    num_cpus = max(2, int(_asked_cpus(config) + 0.2 * config.ingress_instances + 1))
     return LocalRay(num_cpus, _offered_gpus(config), _APP, ENVIRONMENT)
 
 
-def _cpus_of_model(config: ClusterConfig) -> float:
-    """Return what the processes of one model ask of Ray at the most."""
+def _asked_cpus(config: ClusterConfig) -> float:
+    """Return what schedulers, pools and groups ask of Ray at the most."""
+    pools = sum(_cpus_of_pools(each.first) for each in colocations_of(config))
+    return pools + 0.1 * (
+        len(config.residency_groups) + sum(row.num_scheduler_processes for row in config.rows)
+    )
+
+
+def _cpus_of_pools(config: ClusterConfig) -> float:
     scaling = config.scaling
     num_decode = scaling.decode_max if scaling.enabled else config.decode_instances
     num_prefill = (
         scaling.prefill_max if scaling.enabled and config.prefill_instances else config.prefill_instances
     )
-    instances = num_prefill * config.cpus_of(config.prefill) + num_decode * config.cpus_of(config.decode)
-    return instances + 0.1 * config.serve.num_scheduler_processes
+    return num_prefill * config.cpus_of(config.prefill) + num_decode * config.cpus_of(config.decode)
 
 
 def _offered_gpus(config: ClusterConfig) -> int:
     """Return the GPUs to offer to a Ray of this host alone. A process on Ray sees only the GPUs that it has asked for. Raises
     ConfigError."""
-    on_gpus = [row for row in config.rows if row.engine.device == "cuda"]
+    on_gpus = [each.first for each in colocations_of(config) if each.first.engine.device == "cuda"]
     if not on_gpus:
         return 0
     import torch  # noqa: PLC0415 (seconds, which only a cluster on GPUs needs to spend here)

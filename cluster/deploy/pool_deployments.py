@@ -1,10 +1,11 @@
-"""The deployments that hold instances: a replica is one instance and dies with its worker.
+"""The deployments that hold instances: a replica is one instance, or one of each model of a group, and dies with its worker.
 
 This module stays light, because the process that deploys the application imports it too."""
 
 import asyncio
 import contextlib
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
@@ -17,7 +18,6 @@ from cluster.deploy.shared_card import take_share
 from core.config.cluster_config import ClusterConfig
 from core.config.pools import PoolName
 from core.errors import ReplicaLost
-from core.garbage import leave_out_all_there_is
 from core.start_timer import StartTimer
 
 if TYPE_CHECKING:
@@ -25,31 +25,35 @@ if TYPE_CHECKING:
 
 
 class _Pool:
-    """One instance per replica. Serve's health check kills and replaces a replica whose instance has failed.
+    """One instance per replica. Serve's health check kills and replaces a replica whose instance has failed. Those of a group's
+    models are in one replica, which replaces them by itself.
 
     A replica that Serve takes away drains first: its sequences move to other instances while they decode."""
 
     role: PoolName
 
-    async def __init__(self, config: ClusterConfig, key: bytes, scheduler: Any, *, one_host: bool) -> None:
+    async def __init__(
+        self, configs: Sequence[ClusterConfig], key: bytes, schedulers: Sequence[Any], *, one_host: bool
+    ) -> None:
+        """`configs` and `schedulers`: those of each model of a group, or of one model."""
+        config = configs[0]
         timer = StartTimer("imports")
         # CUDA looks into the environment when it is first used.
         take_share(config, self.role, os.environ)
         # They bring torch, for this process alone.
-        from cluster.deploy.pool_instance import make_instance  # noqa: PLC0415
+        from cluster.deploy.pool_instance import make_instances  # noqa: PLC0415
         from cluster.instance.process_guard import ProcessGuard  # noqa: PLC0415
 
         configure_logging(config.serve.log_level, config.serve.log_format)
         if one_host:
             keep_replica_to_loopback()
-        check_instance_paths(config)
+        for each in configs:
+            check_instance_paths(each)
         self._drain_timeout_s = config.serve.drain_timeout_s
         self._role: Role = "both" if config.any_role else self.role
-        self._instance = await make_instance(
-            config, key, self._role, scheduler, one_host=one_host, timer=timer
+        self._instance = await make_instances(
+            configs, key, self._role, schedulers, one_host=one_host, timer=timer
         )
-        leave_out_all_there_is()
-        self._instance.run()
         self._guard = ProcessGuard(self._instance, config.mail)
         mark = ServingMark(os.environ)
         self._marking = asyncio.create_task(mark.follow(lambda: self._instance.computes))

@@ -16,7 +16,7 @@ from cluster.deploy.deployment_names import kind_and_suffix
 from cluster.deploy.serve_rest import ServeRest
 from core.errors import ConfigError
 
-ORDER = ("PrefillPool", "DecodePool", "Scheduler", "Ingress")
+ORDER = ("PrefillPool", "DecodePool", "Group", "Scheduler", "Ingress")
 _STAMP: Final = "BATON_ROLLOUT"
 _AS_BUILT: Final = "BATON_ROLLOUT_AS_BUILT"
 """A variable that says that the options beside the stamp are those of `serve_app`, since the file said nothing of them."""

@@ -3,15 +3,16 @@ of its state again from the instances' reports and the other schedulers."""
 
 import asyncio
 import contextlib
+from typing import Any
 
 from ray import serve
 
 from cluster.deploy.addresses import mail_host, scheduler_resolver
 from cluster.deploy.config_paths import check_scheduler_paths
-from cluster.deploy.deployment_names import kind_and_suffix
 from cluster.deploy.process_logs import configure_logging
 from cluster.deploy.ray_loopback import keep_replica_to_loopback
 from cluster.deploy.serve_sizes import ServeSizes
+from cluster.scheduler.group_member import GroupMember
 from cluster.scheduler.kept_adapters import kept_adapters
 from cluster.scheduler.recorded_scheduler import make_scheduler
 from cluster.scheduler.scaling.autoscaler import Autoscaler
@@ -27,7 +28,11 @@ from net.tls import tls_of
 
 @serve.deployment
 class Scheduler:
-    async def __init__(self, config: ClusterConfig, key: bytes, *, one_host: bool) -> None:
+    async def __init__(
+        self, config: ClusterConfig, key: bytes, group: Any = None, *, pools: str, one_host: bool
+    ) -> None:
+        """`pools`: what the names of the model's pools end with. `group`: the deployment of the owner of the memory that the
+        model shares; None: it shares none."""
         configure_logging(config.serve.log_level, config.serve.log_format)
         if one_host:
             keep_replica_to_loopback()
@@ -45,14 +50,14 @@ class Scheduler:
             resolve,
             config.serve.schedulers,
             kept,
-            num_spares=config.serve.num_spare_schedulers,
+            num_spares=config.num_spare_schedulers,
         )
         leave_out_all_there_is()
         collector = IdleCollector(lambda: not scheduler.num_placed and not scheduler.num_queued)
         self._collecting = asyncio.create_task(collector.run())
         self._running = asyncio.create_task(self._node.run())
-        _, suffix = kind_and_suffix(context.deployment)
-        sizes, tell = ServeSizes(context.app_name, suffix), self._node.show_pools
+        self._member = None if group is None else self._joined(group, config, key, host)
+        sizes, tell = ServeSizes(context.app_name, pools), self._node.show_pools
         if config.scaling.enabled:
             tuning = tuned(config.schedule.tuning)
             scaler = Autoscaler(config.scaling, self._node, sizes, WallClock(), tell, tuning)
@@ -60,17 +65,29 @@ class Scheduler:
             scaler = PoolWatch(self._node, sizes, WallClock(), tell)
         self._scaling = asyncio.create_task(scaler.run())
 
+    def _joined(self, group: Any, config: ClusterConfig, key: bytes, host: str) -> GroupMember:
+        """Have the scheduler speak for its model in a group from now on."""
+        mail = TcpMail(key, host, config=config.mail, tls=tls_of(config.security, key))
+        num_instances, resolve = config.decode_instances + config.prefill_instances, scheduler_resolver(group)
+        member = GroupMember(mail, WallClock(), self._node, resolve, config.model.name, num_instances)
+        self._speaking = asyncio.create_task(member.run())
+        return member
+
     async def endpoint(self) -> str:
         return self._mail.address
 
     async def check_health(self) -> None:
-        if self._running.done():
-            self._running.result()
-            raise RuntimeError("the scheduler has stopped")
+        for task in (self._running, *([self._speaking] if self._member else [])):
+            if task.done():
+                task.result()
+                raise RuntimeError("the scheduler has stopped")
 
     async def __del__(self) -> None:
         with contextlib.suppress(AttributeError):
             self._running.cancel()
             self._collecting.cancel()
             self._scaling.cancel()
+            if self._member is not None:
+                self._speaking.cancel()
+                await self._member.close()
             await self._mail.close()

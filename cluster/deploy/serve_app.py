@@ -1,4 +1,5 @@
-"""The Ray Serve application: Ingress, and for each model Scheduler, PrefillPool, DecodePool.
+"""The Ray Serve application: Ingress, and for each model Scheduler, PrefillPool, DecodePool. A group's models share both pools,
+and a Group.
 
 Ray places, watches and replaces these processes. Requests, tokens and KV travel between them over Baton's own mail and
 transports, and HTTP comes straight to the ingress; nothing of a request passes through Serve."""
@@ -15,14 +16,15 @@ from ray.serve.schema import LoggingConfig
 from cluster.deploy.clear_ways import check_clear_ways
 from cluster.deploy.cluster_key import cluster_key
 from cluster.deploy.config_paths import check_paths
-from cluster.deploy.deployment_names import deployment_suffix
+from cluster.deploy.deployment_names import deployment_suffix, pools_suffix
+from cluster.deploy.group_deployment import Group
 from cluster.deploy.ingress_deployment import Ingress
 from cluster.deploy.pool_deployments import DecodePool, PrefillPool
 from cluster.deploy.rank_bundles import bundles_of, strategy_of
 from cluster.deploy.scheduler_deployment import Scheduler
 from core.config.cluster_config import ClusterConfig, load
 from core.config.parallel_config import ParallelConfig
-from core.errors import ConfigError
+from core.config.residency_groups import check_colocations, colocations_of
 
 _LOGGING = LoggingConfig(enable_access_log=False, log_level="WARNING")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -55,25 +57,29 @@ def build_application(
 
     `one_host`: all of them run on this machine, so they need not listen to any other. `environment`: what replicas have besides
     that of Ray's processes. Raises ConfigError."""
-    if config.residency_groups:
-        raise ConfigError(
-            "residency_groups needs `baton serve --local`: on Ray each model has devices of its own"
-        )
+    check_colocations(config)
     if not one_host:
         check_clear_ways(config, os.environ)
     options = partial(_options, config, {"env_vars": environment} if environment else {})
-    schedulers: list[Any] = []
+    schedulers: dict[str, Any] = {}
     bound: list[Any] = []
-    for row in config.rows:
-        suffix = deployment_suffix(config, row)
-        scheduler = options(Scheduler, suffix, row.serve.num_scheduler_processes, 0.1, surge_percent=100)
-        schedulers.append(scheduler.bind(row, key, one_host=one_host))
-        pools = [_pool(options, DecodePool, suffix, row, row.decode_instances, row.decode)]
-        if row.prefill_instances:
-            pools.append(_pool(options, PrefillPool, suffix, row, row.prefill_instances, row.prefill))
-        bound += [pool.bind(row, key, schedulers[-1], one_host=one_host) for pool in pools]
+    for models in colocations_of(config):
+        suffix, first, group = pools_suffix(config, models), models.first, None
+        if models.name in config.residency_groups:
+            owner = options(Group, suffix, 1, 0.1, surge_percent=0)
+            group = owner.bind(config, models.name, key, one_host=one_host)
+        for row in models.rows:
+            named = deployment_suffix(config, row)
+            scheduler = options(Scheduler, named, row.num_scheduler_processes, 0.1, surge_percent=100)
+            schedulers[row.model.name] = scheduler.bind(row, key, group, pools=suffix, one_host=one_host)
+        own = [schedulers[row.model.name] for row in models.rows]
+        pools = [_pool(options, DecodePool, suffix, first, first.decode_instances, first.decode)]
+        if first.prefill_instances:
+            pools.append(_pool(options, PrefillPool, suffix, first, first.prefill_instances, first.prefill))
+        bound += [pool.bind(list(models.rows), key, own, one_host=one_host) for pool in pools]
+    in_order = [schedulers[row.model.name] for row in config.rows]
     ingress = options(Ingress, "", config.ingress_instances, 0.1, surge_percent=100)
-    return ingress.bind(config, key, schedulers, bound, one_host=one_host)
+    return ingress.bind(config, key, in_order, bound, one_host=one_host)
 
 
 def _pool(

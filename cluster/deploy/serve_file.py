@@ -11,10 +11,11 @@ from ray.serve.schema import (
     ServeDeploySchema,
 )
 
-from cluster.deploy.deployment_names import deployment_suffix, deployments_of, kind_and_suffix
+from cluster.deploy.deployment_names import deployment_suffix, deployments_of, pools_suffix
 from cluster.deploy.rank_bundles import check_overrides
 from core.config.cluster_config import ClusterConfig, load
 from core.config.parallel_config import ParallelConfig
+from core.config.residency_groups import colocations_of
 from core.errors import ConfigError
 
 BUILDER = "cluster.deploy.serve_app:build"
@@ -77,9 +78,9 @@ def _check_scaling(application: ServeApplicationSchema, config: ClusterConfig) -
 
 def _check_pools(application: ServeApplicationSchema, config: ClusterConfig) -> None:
     pools = {
-        f"{kind}{deployment_suffix(config, row)}": pool
-        for row in config.rows
-        for kind, pool in (("PrefillPool", row.prefill), ("DecodePool", row.decode))
+        f"{kind}{pools_suffix(config, each)}": pool
+        for each in colocations_of(config)
+        for kind, pool in (("PrefillPool", each.first.prefill), ("DecodePool", each.first.decode))
     }
     for deployment in application.deployments:
         pool = pools.get(deployment.name)
@@ -102,10 +103,13 @@ def _check_share(where: str, num_gpus: float, pool: ParallelConfig) -> None:
 
 def _check_schedulers(application: ServeApplicationSchema, config: ClusterConfig) -> None:
     """Check that there are as many schedulers as the configuration says: processes look for that many."""
+    num_wanted = {
+        f"Scheduler{deployment_suffix(config, row)}": row.num_scheduler_processes for row in config.rows
+    }
     for deployment in application.deployments:
         given = deployment.model_dump(exclude_unset=True).get("num_replicas")
-        wanted = config.serve.num_scheduler_processes
-        if kind_and_suffix(deployment.name)[0] == "Scheduler" and given not in (None, wanted):
+        wanted = num_wanted.get(deployment.name)
+        if wanted and given not in (None, wanted):
             raise ConfigError(
                 f"{application.name}: num_replicas of {deployment.name} is {given}, and serve.schedulers "
                 f"{config.serve.schedulers} needs {wanted}. Leave num_replicas out"

@@ -5,6 +5,7 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
 
 from cluster.instance.instance_parts import Role
@@ -43,10 +44,12 @@ class KeptInstances(Generic[K]):
         on_trouble: Callable[[str], None],
         *,
         replaces: bool,
+        rest: Callable[[Role, str], Awaitable[K]] | None = None,
     ) -> None:
         """`make` returns an instance that serves. `on_trouble` is told why an instance is missing; empty: none is any more.
-        Without `replaces` one that has failed stays as it is."""
-        self._replaces = replaces
+        Without `replaces` one that has failed stays as it is. `rest`: instances begin asleep, and it makes one that nobody but an
+        operator wakes, for the reason that it is given: such a one is made where others would be given up."""
+        self._replaces, self._rest = replaces, rest
         self._make, self._clock, self._on_trouble = make, clock, on_trouble
         self._running: dict[int, K] = {}
         self._numbers = itertools.count()
@@ -85,12 +88,12 @@ class KeptInstances(Generic[K]):
         while True:
             began_at = self._clock.now()
             why = await self._end_of(number, role)
-            num_failed = 1 if self._clock.now() - began_at >= STEADY_S else num_failed + 1
-            while num_failed < MAX_FAILURES and (
-                failure := await self._replace(number, role, why, num_failed)
-            ):
+            is_steady = self._clock.now() - began_at >= STEADY_S
+            num_failed = 1 if is_steady else min(MAX_FAILURES, num_failed + 1)
+            most = MAX_FAILURES if self._rest is None else MAX_FAILURES + 1
+            while num_failed < most and (failure := await self._replace(number, role, why, num_failed)):
                 why, num_failed = failure, num_failed + 1
-            if num_failed >= MAX_FAILURES:
+            if num_failed >= most:
                 self._give_up(number, f"the {role} instance has failed {num_failed} times in a row: {why}")
                 return
 
@@ -107,10 +110,16 @@ class KeptInstances(Generic[K]):
         return why
 
     async def _replace(self, number: int, role: Role, why: str, num_failed: int) -> str:
-        """Start another instance after a pause. Returns why that has failed; empty where it serves."""
+        """Start another instance after a pause. Returns why that has failed; empty where it serves, or sleeps."""
         pause_s = min(FIRST_PAUSE_S * 2.0 ** (num_failed - 1), MAX_PAUSE_S)
+        if self._rest is not None:  # until it says that it sleeps, others count the memory that it had
+            pause_s = FIRST_PAUSE_S
+        make, what = partial(self._make, role), "another one starts"
+        if self._rest is not None and num_failed >= MAX_FAILURES:
+            why = f"the {role} instance has failed {num_failed} times in a row: {why}"
+            make, what = partial(self._rest, role, why), "another one sleeps until an operator wakes it,"
         text = (
-            f"the {role} instance has failed ({why}); another one starts in {pause_s:g} s "
+            f"the {role} instance has failed ({why}); {what} in {pause_s:g} s "
             f"(failure {num_failed} of at most {MAX_FAILURES} in a row)"
         )
         log.error("%s", text)
@@ -120,11 +129,11 @@ class KeptInstances(Generic[K]):
         try:
             collect_all()  # the old one's weights and pool, before memory for the new one's is taken
             give_back_unused()
-            self._running[number] = await self._make(role)
+            self._running[number] = await make()
         except Exception as error:
             log.exception("another %s instance could not be started", role)
             return f"{type(error).__name__}: {error}"
-        log.warning("the %s instance %s serves in its place", role, self._running[number].address)
+        log.warning("the %s instance %s has its place", role, self._running[number].address)
         self._troubles.pop(number)
         self._on_trouble("; ".join(self._troubles.values()))
         return ""

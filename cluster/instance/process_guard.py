@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING
 from core.config.mail_config import MailConfig
 
 if TYPE_CHECKING:
+    from cluster.instance.colocated_instances import ColocatedInstances
     from cluster.instance.instance import Instance
     from cluster.instance.resident_instance import ResidentInstance
+
+    Guarded = Instance | ResidentInstance | ColocatedInstances
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +33,7 @@ _GUARD = Path(__file__).with_name("guard_process.py")
 class ProcessGuard:
     """For an instance that has its process for itself. Make it on the event loop that is to be guarded."""
 
-    def __init__(self, instance: "Instance | ResidentInstance", mail: MailConfig) -> None:
+    def __init__(self, instance: "Guarded", mail: MailConfig) -> None:
         self._beat_s = mail.heartbeat_s
         num_silent = max(2, round(_SILENT_BEATS * mail.peer_timeout_s / mail.heartbeat_s))
         self._child = subprocess.Popen(
@@ -67,7 +70,7 @@ class ProcessGuard:
                     os.write(self._pipe, b".")
                 await asyncio.sleep(self._beat_s)
 
-    async def _end_when_stuck(self, instance: "Instance | ResidentInstance") -> None:
+    async def _end_when_stuck(self, instance: "Guarded") -> None:
         await instance.stuck.wait()
         await asyncio.sleep(2 * self._beat_s)  # what was said of the failure leaves
         log.critical("this process ends, since a thread of it computes for ever: %s", instance.failure)

@@ -171,6 +171,20 @@ def remote_parts(
         raise
 
 
+def asleep_remote_parts(
+    config: ClusterConfig,
+    folder: Path,
+    role: Role,
+    mail: TcpMail,
+    key: bytes,
+    place: Callable[[Mesh], InstancePlace],
+) -> AsleepParts:
+    """Return the same of an instance that begins asleep."""
+    return AsleepParts(
+        KeptParts(config.engine, lambda kept: remote_parts(config, folder, role, mail, key, place, kept=kept))
+    )
+
+
 def _access(
     config: ClusterConfig, role: Role, mail: TcpMail, key: bytes, size: PoolSize, *, in_process: bool
 ) -> PoolAccess:

@@ -50,14 +50,16 @@ class ResidentInstance:
         parts: InstanceParts | AsleepParts,
         *,
         num_spare_schedulers: int = 0,
+        rests: str = "",
     ) -> None:
-        """With `AsleepParts` it begins asleep."""
+        """With `AsleepParts` it begins asleep, and if `rests` says why, until an operator wakes it."""
         self.role: Role = role
         self.failure: BaseException | None = None
         self.stuck = asyncio.Event()
         """As `Instance.stuck`, of any that it has."""
         self._config, self._mail, self._clock, self._resolve = config, mail, clock, resolve
         self._kept, self._site, self._num_spares = parts.kept, parts.site, num_spare_schedulers
+        self._rests = rests
         self._lent = LentMail(mail)
         self.instance: Instance | None = self._made(parts) if isinstance(parts, InstanceParts) else None
         """None while it sleeps."""
@@ -86,7 +88,7 @@ class ResidentInstance:
             self._times.began(self.instance.run())
             self._watch(self.instance)
         else:
-            self._say("asleep", 2)
+            self._say("asleep", 2, held=bool(self._rests))
         self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._reporter.run())]
 
     async def failed(self) -> BaseException:
@@ -208,6 +210,7 @@ class ResidentInstance:
                 prefills=self.role != "decode",
                 decodes=self.role != "prefill",
                 held=held,
+                why=self._rests if held else "",
                 wake_s=self._times.predicted_s(level),
             )
         )

@@ -21,6 +21,7 @@ from cluster.preflight.nodes import NodeGpus
 from cluster.preflight.rank_job import RankJob
 from core.config.cluster_config import ClusterConfig
 from core.config.pools import PoolName
+from core.config.residency_groups import colocations_of
 from core.errors import ConfigError
 
 _START_S = 60.0
@@ -86,7 +87,9 @@ class RayNode:
         return await self._probe.test_gpus.remote(self.name)
 
     async def check_host(self, config: ClusterConfig) -> list[Finding]:
-        kv_bytes = sum(most_kv_bytes(row, self.resources) for row in config.rows)
+        kv_bytes = sum(
+            each.most(lambda row: most_kv_bytes(row, self.resources)) for each in colocations_of(config)
+        )
         pools = {row.model.name: pools_on(row, self.resources) for row in config.rows}
         async with asyncio.timeout(_START_S):
             return await self._probe.check_host.remote(self.name, config, kv_bytes, pools)

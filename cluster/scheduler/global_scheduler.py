@@ -183,7 +183,7 @@ class GlobalScheduler:
                 answer = PrefillAssigned(need.request_id, need.attempt, need.epoch, prefill)
                 return [Send(decode, answer), *self._place_waiting(now)]
             case Tick():
-                expired = self._admission.expire(self._roster.why_not(), now, is_asleep=self._is_asleep)
+                expired = self._admission.expire(self.why_not(), now, is_asleep=self._is_asleep)
                 return expired + self._place_waiting(now)
             case Asleep() | KeepAwake() | OperatorAsked() | GroupOrder() as said:
                 return self._on_sleep(said, now)

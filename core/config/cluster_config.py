@@ -277,6 +277,16 @@ class ClusterConfig(FleetConfig):
     """What all clients together may ask of each model or adapter, by name."""
 
     @property
+    def num_spare_schedulers(self) -> int:
+        """As `ServeConfig.num_spare_schedulers`; a model of a group has one scheduler, which speaks for it to its group."""
+        return 0 if self.schedule.residency.group else self.serve.num_spare_schedulers
+
+    @property
+    def num_scheduler_processes(self) -> int:
+        """All processes of one model's schedulers, a spare among them."""
+        return self.serve.schedulers + self.num_spare_schedulers
+
+    @property
     def rows(self) -> tuple["ClusterConfig", ...]:
         """The configuration of each model, as if it were served alone; where there is no table, this one."""
         if not self.models:

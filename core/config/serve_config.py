@@ -94,8 +94,3 @@ class ServeConfig(Section):
     def num_spare_schedulers(self) -> int:
         """Processes of schedulers beyond `schedulers`. Several schedulers cover for each other; a single one needs a spare."""
         return 1 if self.schedulers == 1 else 0
-
-    @property
-    def num_scheduler_processes(self) -> int:
-        """All processes of schedulers, a spare among them."""
-        return self.schedulers + self.num_spare_schedulers

@@ -39,10 +39,37 @@ def test_one_ingress_and_a_fleet_for_each_model() -> None:
     found = {bound(pool).name: bound(pool) for pool in pools}
     assert list(found) == ["DecodePool-small", "PrefillPool-small", "DecodePool-org-big"]
     big = found["DecodePool-org-big"]
-    assert (big.num_replicas, big.init_args[0].model.name) == (3, "org/big")
+    assert (big.num_replicas, [row.model.name for row in big.init_args[0]]) == (3, ["org/big"])
     assert big._replica_config.placement_group_bundles == [{"CPU": 0.5, "GPU": 2.0}]
-    assert bound(big.init_args[2]).name == "Scheduler-org-big"
+    assert [bound(one).name for one in big.init_args[2]] == ["Scheduler-org-big"]
     assert found["DecodePool-small"]._replica_config.ray_actor_options["num_gpus"] == 0
+
+
+def test_the_models_of_a_group_share_pools_and_have_one_scheduler_each() -> None:
+    values: dict[str, Any] = {
+        "models": {name: {"path": "embedded"} for name in ("a", "b", "alone")},
+        "residency_groups": {"card": {"awake_models": 1}},
+    }
+    for name in ("a", "b"):
+        values["models"][name]["schedule"] = {"residency": {"mode": "on_demand", "group": "card"}}
+    config = load(values, {})
+    ingress = bound(build_application(config, b"key", one_host=True))
+    _, _, schedulers, pools = ingress.init_args
+    own = {bound(one).name: bound(one) for one in schedulers}
+    assert [(name, one.num_replicas) for name, one in own.items()] == [
+        ("Scheduler-a", 1),
+        ("Scheduler-b", 1),
+        ("Scheduler-alone", 2),
+    ]
+    assert [bound(one.init_args[2]).name for one in [*own.values()][:2]] == ["Group-card"] * 2
+    assert own["Scheduler-alone"].init_args[2] is None
+    assert [one.init_kwargs["pools"] for one in own.values()] == ["-card", "-card", "-alone"]
+    found = {bound(pool).name: bound(pool) for pool in pools}
+    assert list(found) == ["DecodePool-card", "PrefillPool-card", "DecodePool-alone", "PrefillPool-alone"]
+    card = found["DecodePool-card"]
+    assert [row.model.name for row in card.init_args[0]] == ["a", "b"]
+    assert [bound(one).name for one in card.init_args[2]] == ["Scheduler-a", "Scheduler-b"]
+    assert {*found, *own, "Group-card", "Ingress"} == {*deployments_of(config)}
 
 
 def test_one_model_keeps_its_names() -> None:

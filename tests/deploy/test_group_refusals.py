@@ -1,4 +1,6 @@
-"""Models that share memory are refused where nobody would wake them."""
+"""Models that share memory are refused where nobody would wake them, and on Ray where they cannot share processes."""
+
+from typing import Any
 
 import pytest
 
@@ -10,12 +12,44 @@ from core.errors import ConfigError
 RESIDENCY = {"residency": {"mode": "on_demand", "group": "card"}}
 
 
-def test_on_ray_each_model_has_devices_of_its_own() -> None:
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (
+            {"models": {"a": "embedded", "b": {"path": "embedded", "prefill_instances": 0}}},
+            "models.b: prefill_instances is 0, and 1 in models.a. On Ray",
+        ),
+        (
+            {"models": {"a": "embedded", "b": {"path": "embedded", "decode": {"tp": 2}}}},
+            r"models.b: decode is {'tp': 2}, and {} in models.a",
+        ),
+        (
+            {
+                "residency_groups": {"a": {"awake_models": 1}},
+                "schedule": {"residency": {"mode": "on_demand", "group": "a"}},
+            },
+            "residency_groups.a and a model have one name",
+        ),
+        (
+            {
+                "models": dict.fromkeys("abc", "embedded"),
+                "residency_groups": {"card": {"awake_models": 2}},
+                "decode": {"tp": 2},
+            },
+            r"awake_models must be 1 on Ray where an instance has several ranks \(decode has 2\)",
+        ),
+        (
+            {"engine": {"device": "cuda"}, "prefill": {"gpu_share": 0.4}, "decode": {"gpu_share": 0.6}},
+            "gpu_share must be 1 in a group",
+        ),
+    ],
+)
+def test_models_that_share_processes_are_alike(more: dict[str, Any], why: str) -> None:
     models = {"a": "embedded", "b": "embedded"}
     groups = {"card": {"awake_models": 1}}
-    config = load({"models": models, "residency_groups": groups, "schedule": RESIDENCY}, {})
-    with pytest.raises(ConfigError, match="residency_groups needs `baton serve --local`"):
-        build_application(config, b"", one_host=True)
+    values: dict[str, Any] = {"models": models, "residency_groups": groups, "schedule": RESIDENCY} | more
+    with pytest.raises(ConfigError, match=why):
+        build_application(load(values, {}), b"", one_host=True)
 
 
 async def test_a_model_alone_is_in_no_group() -> None:

@@ -113,10 +113,12 @@ class Admission:
         reason = why_not or (
             f"the model sleeps, and wakes up in about {wake_s:.2g} s, for which the class {place.slo.name!r} does not wait"
         )
-        self._log(f"reject {key} asleep")
         self._note_arrived(place)
-        retry_after_s = 0.0 if why_not else max(1.0, wake_s)
-        return Send(frontend, Rejected(place.request_id, place.attempt, reason, retry_after_s, asleep=True))
+        return self._asleep(key, frontend, place, reason, 0.0 if why_not else max(1.0, wake_s))
+
+    def _asleep(self, key: str, frontend: str, place: PlaceRequest, why: str, retry_after_s: float) -> Send:
+        self._log(f"reject {key} asleep")
+        return Send(frontend, Rejected(place.request_id, place.attempt, why, retry_after_s, asleep=True))
 
     def demand(self, model: str, num_running: int, now: float) -> ModelDemand:
         """Return what the model is asked for. Its state is left open."""
@@ -158,8 +160,10 @@ class Admission:
 
     def expire(self, why_not: str, now: float, *, is_asleep: bool = False) -> list[Send]:
         """Refuse those that have waited too long, for a place or for an instance that does not come (`why_not`). While the model
-        `is_asleep`, those that were paused by that wait on."""
-        if why_not and not is_asleep:
+        `is_asleep`, those that were paused by that wait on, and others are refused where no request wakes it (`why_not`)."""
+        if why_not and is_asleep:
+            return self._reject_held(why_not)
+        if why_not:
             self._no_decode_since = now if self._no_decode_since is None else self._no_decode_since
             return self._reject_alone(why_not, self._no_decode_since, now)
         self._no_decode_since = None
@@ -169,6 +173,12 @@ class Admission:
             if now - w.arrived_at > self._limit_s(w) and not (is_asleep and w.place.attempt)
         ]
         return [self._refuse(w, f"no place was free for {self._limit_s(w):g} s", now) for w in late]
+
+    def _reject_held(self, why_not: str) -> list[Send]:
+        waiting = [waiter for waiter in self.queue if not waiter.place.attempt]
+        for waiter in waiting:
+            self.queue.remove(waiter)
+        return [self._asleep(w.key, w.frontend, w.place, why_not, 0.0) for w in waiting]
 
     def _reject_alone(self, why_not: str, since: float, now: float) -> list[Send]:
         """Refuse what has waited too long for a decode instance, of which there is none `since` then."""

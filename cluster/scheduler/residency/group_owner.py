@@ -69,6 +69,9 @@ class GroupOwner:
         book = self._books.setdefault(demand.model, _Book(demand, now))
         book.hear(demand, now)
         epoch = demand.order[0]
+        if epoch > self._epoch:  # the clock of an owner before this one was ahead
+            self._epoch, self._has_begun = epoch + 1, False
+            return [self._order(name, awake=None) for name in self._books]
         if epoch < self._epoch:
             return [self._order(demand.model, awake=None)]
         if demand.state == "waking" and not (book.ordered_awake or book.ordered > demand.order[1]):
@@ -89,11 +92,16 @@ class GroupOwner:
     def _first(self) -> list[tuple[str, GroupOrder]]:
         """Wake the first models of the table, as far as there is memory, so that the first requests need not wait."""
         held = sum(_holds(self._epoch, book) for book in self._books.values())
-        sleeping = [name for name in self._models if not _holds(self._epoch, self._books[name])]
+        sleeping = [
+            name
+            for name in self._models
+            if not _holds(self._epoch, self._books[name]) and self._books[name].demand.state != "held"
+        ]
         return [self._order(name, awake=True) for name in sleeping[: max(0, self._num_awake - held)]]
 
     def _decide(self, now: float) -> list[tuple[str, GroupOrder]]:
-        found = swaps([self._contender(name, now) for name in self._models], self._num_awake)
+        may = [name for name in self._models if self._books[name].demand.state != "held"]
+        found = swaps([self._contender(name, now) for name in may], self._num_awake)
         for name in found.sleep:
             self._books[name].leaving_since = now
         return [
@@ -135,4 +143,4 @@ class GroupOwner:
 def _holds(epoch: int, book: _Book) -> bool:
     demand = book.demand
     told = (epoch, book.ordered) > demand.order
-    return demand.state != "asleep" or (told and book.ordered_awake)
+    return demand.state not in ("asleep", "held") or (told and book.ordered_awake)

@@ -86,7 +86,8 @@ class Residency:
         if not self.is_held:
             return ""
         level = max(one.level for one in self._sleepers.values())
-        return f"the model sleeps (level {level}): wake it by POST /wake_up or `baton models wake`"
+        why = next((f" since {one.why}" for one in self._sleepers.values() if one.why), "")
+        return f"the model sleeps (level {level}){why}: wake it by POST /wake_up or `baton models wake`"
 
     def wake_s(self, now: float) -> float:
         """Return how long it will take until an instance decodes that sleeps now."""
@@ -119,12 +120,14 @@ class Residency:
         """Return whether the model, which has `num_instances` instances, has memory as its group counts it."""
         sleepers = self._sleepers.values()
         if not members and len(sleepers) >= num_instances and all(one.state == "asleep" for one in sleepers):
-            return "waking" if self._waking_since else "asleep"
+            return "waking" if self._waking_since else "held" if self.is_held else "asleep"
         if self._told or any(one.state == "falling asleep" for one in sleepers):
             return "falling asleep"
-        if self._waking_since or any(one.state == "waking" for one in sleepers) or (sleepers and members):
+        num_held = sum(one.held for one in sleepers)
+        has_more = members and len(sleepers) > num_held
+        if self._waking_since or any(one.state == "waking" for one in sleepers) or has_more:
             return "waking"
-        return "serving" if len(members) >= num_instances else "unknown"
+        return "serving" if members and len(members) + num_held >= num_instances else "unknown"
 
     def on(
         self, event: Asleep | KeepAwake | OperatorAsked | GroupOrder, members: Sequence[Member], now: float
@@ -133,6 +136,7 @@ class Residency:
         match event:
             case Asleep():
                 self.hear(event)
+                self._note_lost_memory(members)
             case KeepAwake(seconds):
                 self.keep_awake(seconds, now)
             case OperatorAsked(frontend, ask):
@@ -145,7 +149,7 @@ class Residency:
         if (order.epoch, order.number) <= self.order:
             return []
         self.order = (order.epoch, order.number)
-        if order.awake is None:
+        if order.awake is None or (order.awake and self.is_held):
             return []
         if order.awake:
             self._may_wake = True
@@ -165,6 +169,12 @@ class Residency:
         """An instance says that it does not serve."""
         self._told.discard(said.address)
         self._sleepers[said.address] = said
+
+    def _note_lost_memory(self, members: Sequence[Member]) -> None:
+        """Have a model of a group ask for memory anew where none of its instances has any, since all have failed: its owner may
+        have given it to another model by then."""
+        if self._config.group and not self._waking_since and not any(not each.leaving for each in members):
+            self._may_wake &= any(one.state != "asleep" for one in self._sleepers.values())
 
     def serves(self, address: str, now: float) -> None:
         """An instance has registered: a new one, or one that has woken up."""
@@ -190,6 +200,7 @@ class Residency:
         """Have all instances sleep, or wake up, since an operator wants it."""
         if isinstance(asked, AskWake):
             self.wanted_since = -inf
+            self._sleepers = {name: replace(one, held=False) for name, one in self._sleepers.items()}
             wakes = self.wake(now) if self._may_wake else []
             return [*wakes, Send(frontend, SleepAnswer(asked.nonce))]
         if self._config.mode == "always":
@@ -206,11 +217,11 @@ class Residency:
         return [*self._sleep(members, order, sleeping), Send(frontend, SleepAnswer(asked.nonce))]
 
     def wake(self, now: float) -> list[Send]:
-        """Wake all instances that sleep, or are falling asleep, and were not told so before."""
+        """Wake all instances that sleep, or are falling asleep, and were not told so before, nor are held."""
         whom = [
             one.address
             for one in self._sleepers.values()
-            if one.state != "waking" and one.address not in self._waking_since
+            if one.state != "waking" and one.address not in self._waking_since and not one.held
         ]
         for address in whom:
             self._waking_since[address] = now
@@ -218,8 +229,10 @@ class Residency:
 
     def wake_for_request(self, now: float) -> list[Send]:
         """As `wake`, where a request may do so. In a group that is noted for its owner."""
+        if self.is_held:
+            return []
         if self._may_wake:
-            return [] if self.is_held else self.wake(now)
+            return self.wake(now)
         self.wanted_since = min(self.wanted_since, now)
         return []
 

@@ -46,11 +46,17 @@ class Fake:
 class World:
     """Instances that live for so many seconds each (None: for ever), or cannot be made."""
 
-    def __init__(self, *lives: float | Exception | None) -> None:
+    def __init__(self, *lives: float | Exception | None, rests: bool = False) -> None:
         self._lives = list(lives)
         self.made: list[tuple[float, Fake]] = []
         self.troubles: list[str] = []
-        self.kept = KeptInstances(self._make, LoopClock(), self.troubles.append, replaces=True)
+        self.resting: list[tuple[Fake, str]] = []
+        rest = self._make_resting if rests else None
+        self.kept = KeptInstances(self._make, LoopClock(), self.troubles.append, replaces=True, rest=rest)
+
+    async def _make_resting(self, role: Any, why: str) -> Fake:
+        self.resting.append((await self._make(role), why))
+        return self.resting[-1][0]
 
     async def _make(self, role: Any) -> Fake:
         assert all(fake.is_closed for _, fake in self.made), "two of them have memory at once"
@@ -62,9 +68,9 @@ class World:
         return fake
 
 
-def after(seconds: float, *lives: float | Exception | None) -> World:
+def after(seconds: float, *lives: float | Exception | None, rests: bool = False) -> World:
     async def main() -> World:
-        world = World(*lives)
+        world = World(*lives, rests=rests)
         await world.kept.start("both")
         await asyncio.sleep(seconds)
         return world
@@ -99,6 +105,18 @@ def test_pauses_grow_and_a_failure_loop_ends_with_its_reason() -> None:
     assert not any(fake is not world.made[-1][1] for fake in world.kept.running)
     assert f"failed {MAX_FAILURES} times in a row: RuntimeError: the device of both-7" in world.kept.given_up
     assert world.troubles[-1] == world.kept.given_up
+
+
+@without_garbage
+def test_where_others_need_its_place_one_that_keeps_failing_rests_and_fails_again_only_when_woken() -> None:
+    world = after(3600, *[0.0] * MAX_FAILURES, 3000.0, None, rests=True)
+    times = [at for at, _ in world.made]
+    assert [late - soon for soon, late in pairwise(times)] == [0.5] * MAX_FAILURES + [3000.5]
+    [(resting, why)] = world.resting
+    assert resting.address == "both-8"
+    assert why.startswith(f"the both instance has failed {MAX_FAILURES} times in a row: RuntimeError")
+    assert not world.kept.given_up
+    assert [fake.address for fake in world.kept.running] == ["both-9"], "an operator woke it, and it was new"
 
 
 @without_garbage

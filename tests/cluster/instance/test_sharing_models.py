@@ -5,12 +5,17 @@ import contextlib
 import gc
 import os
 from collections.abc import AsyncGenerator, Iterable
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from cluster.local import LocalCluster
 from cluster.local_group import local_groups
 from core.config.cluster_config import ClusterConfig, load
+from core.errors import ModelAsleep, Overloaded
 from core.types import FinishReason, Request, SamplingParams
+from tests.cluster.test_local_models import checkpoint
 from tests.patience import until
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -21,12 +26,13 @@ MODELS: dict[str, dict[str, Any]] = {
 RESIDENCY = {"mode": "on_demand", "least_awake_s": 0.2}
 
 
-def configured(*, shared: bool = True, **residency: Any) -> ClusterConfig:
-    rows = {name: dict(row) for name, row in MODELS.items()}
+def configured(*, shared: bool = True, awake_models: int = 2, level: int = 1, **more: Any) -> ClusterConfig:
+    """`more`: further rows."""
+    rows = {name: dict(row) for name, row in (MODELS | more).items()}
     values: dict[str, Any] = {"models": rows, "prefill_instances": 0, "engine": {"num_blocks": 200}}
     if shared:
-        values["residency_groups"] = {"card": {"awake_models": 2}}
-        values["schedule"] = {"residency": {**RESIDENCY, "group": "card", **residency}}
+        values["residency_groups"] = {"card": {"awake_models": awake_models}}
+        values["schedule"] = {"residency": {**RESIDENCY, "group": "card", "level": level}}
     return load(values, {})
 
 
@@ -57,6 +63,17 @@ async def said(cluster: LocalCluster, first: int = 5, num_tokens: int = 24) -> l
     tokens = [token async for token in cluster.frontend.generate(request)]
     assert tokens[-1].finish is FinishReason.LENGTH
     return [token.token for token in tokens]
+
+
+async def refusal(cluster: LocalCluster) -> str:
+    """Return why a model stays asleep, once it does. Before, a busy machine may find no instance in time."""
+    while True:
+        try:
+            await said(cluster)
+        except ModelAsleep as error:
+            return str(error)
+        except Overloaded:
+            continue
 
 
 def awake(clusters: Clusters) -> list[str]:
@@ -111,6 +128,31 @@ async def test_a_group_starts_with_the_first_models_that_fit() -> None:
         status = await clusters["halves"].frontend.status()
         assert [one.state for one in status.sleepers] == ["asleep"]
         assert (await clusters["halves"].frontend.ready())[0], "a request would wake it"
+
+
+async def test_a_damaged_model_rests_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.instance.kept_instances.MAX_FAILURES", 2)
+    folder = checkpoint(tmp_path / "llama", "llama")
+    whole = (file := folder / "model.safetensors").read_bytes()
+    config = configured(awake_models=1, level=2, damaged={"path": str(folder)})
+    want = await wanted(["whole", "eights"])
+    async with running(config) as clusters, never_more_than(1, clusters):
+        assert len(await said(clusters["damaged"])) == 24
+        file.unlink()  # the one that is mapped stays as it is
+        file.write_bytes(b"nothing")
+        assert await said(clusters["whole"]) == want["whole"][0]
+        asked = asyncio.create_task(refusal(clusters["damaged"]))
+        for name in ("whole", "eights", "whole"):
+            assert await said(clusters[name]) == want[name][0]
+        assert "has failed 2 times in a row" in await asked
+        with pytest.raises(ModelAsleep, match="has failed 2 times in a row"):
+            await said(clusters["damaged"])
+        file.write_bytes(whole)
+        await clusters["damaged"].frontend.model_sleep.wake()
+        assert len(await said(clusters["damaged"])) == 24
+        assert await said(clusters["eights"]) == want["eights"][0]
 
 
 async def test_a_model_under_load_makes_way_and_its_streams_go_on() -> None:

@@ -1,14 +1,17 @@
 """The owner of the memory that models share: it never gives away what may be in use, also when it or a scheduler is new."""
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.scheduler.residency.group_owner import GroupOwner
-from cluster.scheduler.scheduler_events import Tick
+from cluster.scheduler.scheduler_events import OperatorAsked, PeerLost, Tick
+from core.messages import Rejected
 from core.sleep_messages import (
     ArrivedDemand,
+    AskWake,
     Asleep,
     GoToSleep,
     GroupOrder,
@@ -132,6 +135,64 @@ def test_whatever_is_on_its_way_memory_is_never_overdrawn(steps: list[tuple[str,
         assert len(group.awake) <= 1
     group.settle()
     assert len(group.awake) == 1
+
+
+def test_an_owner_whose_clock_is_behind_is_obeyed_all_the_same() -> None:
+    group = Group()
+    group.epoch = 7
+    group.owner = GroupOwner(NAMES, 1, 7)
+    group.settle()
+    group.owner = GroupOwner(NAMES, 1, 3)
+    group.waits["b"] = 1
+    group.settle()
+    group.settle()
+    assert group.awake == ["b"]
+
+
+def test_a_held_model_has_no_memory_and_gets_none() -> None:
+    group = Group()
+    group.states["a"] = "held"
+    group.settle()
+    assert group.awake == ["a", "b"], "the next one in the table wakes up in its place"
+    assert group.states["a"] == "held"
+    group.waits["a"] = 3
+    group.settle()
+    assert group.states == {"a": "held", "b": "serving", "c": "asleep"}
+
+
+def test_a_model_that_has_lost_its_instances_asks_for_memory_anew() -> None:
+    world = sleepy(group="g")
+    world.on(asleep("d"))
+    world.on(GroupOrder(1, 1, awake=True))
+    world.on(instance("d", "d"))
+    world.on(PeerLost("d"))
+    assert not told(world.on(asleep("e")), WakeUp), "others may have its memory"
+    assert world.scheduler.demand("m", 1, world.now).state == "asleep"
+    assert not told(world.on(ask("r")), WakeUp)
+    assert told(world.on(GroupOrder(1, 2, awake=True)), WakeUp) == ["e"]
+
+
+def test_a_model_that_rests_refuses_and_says_why_until_an_operator_wakes_it() -> None:
+    world = sleepy(group="g")
+    world.on(ask("early"))
+    world.on(replace(asleep("d"), held=True, why="its file is damaged"))
+    [refused] = [each.message for each in world.on(Tick()) if isinstance(each.message, Rejected)]
+    assert (refused.request_id, refused.asleep) == ("early", True)
+    assert world.scheduler.demand("m", 1, world.now).state == "held"
+    assert "since its file is damaged" in world.scheduler.why_not()
+    assert not told(world.on(GroupOrder(1, 1, awake=True)), WakeUp)
+    world.on(OperatorAsked("f", AskWake(1)))
+    assert world.scheduler.demand("m", 1, world.now).state == "asleep"
+    assert told(world.on(GroupOrder(1, 2, awake=True)), WakeUp) == ["d"]
+
+
+def test_an_instance_that_rests_keeps_its_model_from_nothing() -> None:
+    world = sleepy(group="g")
+    world.on(asleep("d"))
+    world.on(GroupOrder(1, 1, awake=True))
+    world.on(instance("d", "d"))
+    assert not told(world.on(replace(asleep("e"), held=True, why="it fails")), WakeUp)
+    assert world.scheduler.demand("m", 2, world.now).state == "serving"
 
 
 def test_a_model_of_a_group_wakes_up_when_its_owner_says_so() -> None:
