@@ -46,10 +46,10 @@ class Asleep:
     prefills: bool
     decodes: bool
     held: bool = False
-    why: str = ""
-    """Why it is held, where that is not because an operator wants it."""
     wake_s: float = 0.0
     """How long waking is predicted to take, from its beginning."""
+    why: str = ""
+    """Why it is held, where that is not because an operator wants it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,16 @@ from core.messages import Message
 from core.sleep_messages import AskSleep, AskWake, Asleep, GoToSleep, KeepAwake, SleepAnswer, WakeUp
 from net.codec import decode, encode
 
-ASLEEP = Asleep(address="h:1", state="waking", level=2, prefills=True, decodes=False, held=True, wake_s=1.5)
+ASLEEP = Asleep(
+    address="h:1",
+    state="waking",
+    level=2,
+    prefills=True,
+    decodes=False,
+    held=True,
+    wake_s=1.5,
+    why="it fails",
+)
 
 
 @pytest.mark.parametrize(
