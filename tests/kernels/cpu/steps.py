@@ -1,4 +1,4 @@
-"""Rounding to 4 bits by whole steps of a scale, written out in PyTorch ([ADR 039](../../../docs/adr/039-int4-steps.md))."""
+"""Rounding to 4 bits by whole steps of a scale, written out in PyTorch ([ADR 097](../../../docs/adr/097-native-cpu-kernels.md#four-bits-in-steps))."""
 
 import torch
 from torch import Tensor
