@@ -263,6 +263,7 @@ def report(ended: Ended) -> dict[str, Any]:
         "answers_by_request": dict(sorted(tally.right.items())),
         "batches": tally.num_batches,
         "streams_left_by_their_client": tally.left,
+        "answers_that_could_not_be_stored": tally.num_unstored,
         "asked_again": dict(tally.again.most_common()),
         "seconds_of_an_answer": {
             "p50": round(statistics.median(took), 3),
