@@ -5,7 +5,7 @@ import contextlib
 import signal
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import uvloop
 
@@ -40,7 +40,7 @@ from core.config.device_transport import check_device_transport
 from core.config.model_rows import slug
 from core.errors import ConfigError, ReplicaLost
 from core.garbage import leave_out_all_there_is
-from core.ports import Mail
+from core.ports import Mail, Resolve
 from core.reports import PoolStatus, Status
 from engine.sizing.devices import choose_device
 from kvtransfer.transport.loopback_transport import LoopbackFabric
@@ -119,42 +119,18 @@ class LocalCluster:
             async def resolve() -> list[str]:
                 return [scheduler_mail.address]
 
-            starts = True
-
-            async def make(role: Role, rests: str = "") -> ResidentInstance:
-                mail = join(role)
-                try:
-                    own = parts(role, mail) if starts else await _made_aside(config, role, mail, parts)
-                    instance = ResidentInstance(config, role, mail, clock, resolve, own, rests=rests)
-                except BaseException:
-                    await mail.close()
-                    raise
-                instance.run()
-                return instance
-
-            kept = KeptInstances(
-                make, clock, node.show_trouble, replaces=replaces_instances, rest=make if group else None
-            )
+            make = _InstanceMaker(config, clock, join, parts, resolve)
+            rest = make if group else None
+            kept = KeptInstances(make, clock, node.show_trouble, replaces=replaces_instances, rest=rest)
             stack.push_async_callback(kept.close)
-            decodes: list[Role] = ["both" if config.any_role else "decode"] * config.decode_instances
-            prefills: list[Role] = ["prefill"] * config.prefill_instances
-            for role in (*decodes, *prefills):
+            for role in _roles(config):
                 await kept.start(role)
-            frontend = Frontend(
-                join("frontend"),
-                clock,
-                config.schedule,
-                config.engine.block_size,
-                resolve_schedulers=resolve,
-                request_timeout_s=config.serve.request_timeout_s,
-                observe=observe,
-                loads_adapters=bool(config.adapters.folders),
-            )
+            frontend = _frontend(config, join("frontend"), clock, resolve, observe)
             stack.push_async_callback(frontend.close)
             stack.push_async_callback(_cancel, asyncio.create_task(frontend.run()))
             cluster = cls(frontend, kept)
             await cluster.wait_ready()
-            starts = False
+            make.serves = True
             yield cluster
 
     async def wait_ready(self) -> Status:
@@ -180,6 +156,67 @@ class LocalCluster:
             await asyncio.sleep(_LOOK_EVERY_S)
 
 
+class _InstanceMaker(Generic[M]):
+    """Makes the cluster's instances, at the start and in the place of others."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        clock: WallClock,
+        join: Callable[[str], M],
+        parts: Callable[[Role, M], InstanceParts | AsleepParts],
+        resolve: Resolve,
+    ) -> None:
+        self._config, self._clock, self._resolve = config, clock, resolve
+        self._join, self._parts = join, parts
+        self.serves = False
+        """Whether requests run beside, so that nothing may stop the event loop."""
+
+    async def __call__(self, role: Role, rests: str = "") -> ResidentInstance:
+        """Make one that runs. `rests` as in `ResidentInstance`."""
+        mail = self._join(role)
+        try:
+            own = await self._made_aside(role, mail) if self.serves else self._parts(role, mail)
+            instance = ResidentInstance(
+                self._config, role, mail, self._clock, self._resolve, own, rests=rests
+            )
+        except BaseException:
+            await mail.close()
+            raise
+        instance.run()
+        return instance
+
+    async def _made_aside(self, role: Role, mail: M) -> InstanceParts | AsleepParts:
+        """Return an instance's parts, made on a thread with the model of the only rank. The loop waits for several ranks, which
+        load theirs in processes of their own."""
+        make = partial(self._parts, role, mail)
+        if (self._config.prefill if role == "prefill" else self._config.decode).num_ranks > 1:
+            return await asyncio.to_thread(make)
+        return await made_aside(make)
+
+
+def _roles(config: ClusterConfig) -> list[Role]:
+    """Return those of all instances."""
+    decodes: list[Role] = ["both" if config.any_role else "decode"] * config.decode_instances
+    prefills: list[Role] = ["prefill"] * config.prefill_instances
+    return decodes + prefills
+
+
+def _frontend(
+    config: ClusterConfig, mail: Mail, clock: WallClock, resolve: Resolve, observe: Observe
+) -> Frontend:
+    return Frontend(
+        mail,
+        clock,
+        config.schedule,
+        config.engine.block_size,
+        resolve_schedulers=resolve,
+        request_timeout_s=config.serve.request_timeout_s,
+        observe=observe,
+        loads_adapters=bool(config.adapters.folders),
+    )
+
+
 async def _run_scheduler(
     stack: contextlib.AsyncExitStack, node: SchedulerNode, config: ClusterConfig, group: LocalGroup | None
 ) -> None:
@@ -187,17 +224,6 @@ async def _run_scheduler(
     stack.push_async_callback(_cancel, asyncio.create_task(node.run()))
     if group is not None:
         await stack.enter_async_context(group.seat(node, config))
-
-
-async def _made_aside(
-    config: ClusterConfig, role: Role, mail: M, parts: Callable[[Role, M], InstanceParts | AsleepParts]
-) -> InstanceParts | AsleepParts:
-    """Return an instance's parts, made on a thread with the model of the only rank. The loop waits for several ranks, which load
-    theirs in processes of their own."""
-    make = partial(parts, role, mail)
-    if (config.prefill if role == "prefill" else config.decode).num_ranks > 1:
-        return await asyncio.to_thread(make)
-    return await made_aside(make)
 
 
 def _sizes(config: ClusterConfig) -> tuple[PoolStatus, ...]:

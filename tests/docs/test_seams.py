@@ -25,7 +25,6 @@ LONG_FUNCTIONS = {
     "cluster/instance/instance.py::Instance.__init__": 65,
     "baton/cli/plan.py::plan": 59,
     "cluster/ingress/telemetry/metrics.py::IngressMetrics.__init__": 57,
-    "cluster/local.py::LocalCluster.assembled": 57,
     "engine/ranks/rank_process.py::_serve": 57,
     "kernels/triton/rope.py::_rope_write_kernel": 56,
     "kernels/triton/latent.py::_latent_kernel": 52,
