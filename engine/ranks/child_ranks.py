@@ -19,6 +19,7 @@ import torch
 
 from core.config.cluster_config import EngineConfig
 from core.errors import ConfigError
+from core.parent_death import child_environment
 from engine.ranks.rank import Rank, Spawner, rank_name
 from engine.ranks.rank_logs import log_line_of
 from engine.ranks.rank_messages import RankSetup
@@ -45,7 +46,7 @@ class Child:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            env={**os.environ, **own},
+            env=child_environment(own),
         )
         theirs.close()
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)

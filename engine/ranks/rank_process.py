@@ -3,7 +3,6 @@
 It ends with the instance: the kernel kills it when its parent has died, and so does the end of the socket's stream."""
 
 import contextlib
-import ctypes
 import mmap
 import os
 import signal
@@ -20,6 +19,7 @@ import torch
 
 from core.config.adapter_config import HoldAdapters
 from core.garbage import leave_out_all_there_is
+from core.parent_death import die_with_parent
 from core.plan import StepResult
 from core.ports import LayerSink
 from core.start_timer import StartTimer
@@ -71,8 +71,6 @@ from models.registry import LoadOptions
 from models.spec.kv_places import has_states
 from models.spec.model_spec import Implementation, LoadFormat
 
-_PR_SET_PDEATHSIG = 1
-
 
 class _Line:
     """The connection to the instance, for any thread."""
@@ -105,7 +103,7 @@ class _Line:
 
 
 def main() -> None:
-    _die_with_parent()
+    die_with_parent()
     log_to_instance()
     # Ctrl-C reaches every process of the terminal. The instance decides when its ranks end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -388,11 +386,6 @@ def _peak_bytes() -> int:
     """Return the most resident memory so far. getrusage's figure begins with the parent's."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
-
-
-def _die_with_parent() -> None:
-    """End with the parent. The socket's end tells of a parent that died before this call."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

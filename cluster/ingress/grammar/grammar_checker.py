@@ -20,6 +20,7 @@ import msgpack
 
 from cluster.ingress.grammar.grammar_process import MORE_BYTES, PROCESSOR_S
 from core.errors import Overloaded, ReplicaLost, RequestError
+from core.parent_death import child_environment
 
 MAX_GRAMMAR_BYTES = 128 << 10
 _LARGE_BYTES = 16 << 10
@@ -151,7 +152,7 @@ class _Child:
                 ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                env=child_environment({"PYTHONPATH": os.pathsep.join(paths)}),
             )
         finalize(self, _end, process, self._sock)
         self._answers = msgpack.Unpacker()

@@ -9,7 +9,6 @@ It reads `[number, grammar]` in msgpack from the socket FD and answers each with
 can be followed), or with the number of the signal that ended the process over it. Both processes end with the ingress: the
 kernel kills them when their parent has died, and so does the end of the socket's stream."""
 
-import ctypes
 import os
 import resource
 import signal
@@ -23,6 +22,7 @@ from typing import cast
 import msgpack
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from core.parent_death import die_with_parent
 from models.text.grammar_vocabulary import load_vocabulary
 
 PROCESSOR_S = 0.5
@@ -36,11 +36,10 @@ _NUM_STEPS = 8
 _NO_TOKEN = "NoExtension"
 """How llguidance calls the error of a matcher that allows no token."""
 _LIMITS = LLParserLimits(verbose_errors=False)
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    _end_with_parent()
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal
     descriptor, folder, vocab_size, niceness = sys.argv[1:]
     os.nice(int(niceness))
@@ -64,7 +63,7 @@ def _run_in_child(sock: socket.socket, vocabulary: LLTokenizer | str) -> int:
     """Answer grammars in a child process. Returns its exit code, below 0 for a signal, when it has ended."""
     child = os.fork()
     if child == 0:
-        _end_with_parent()
+        die_with_parent()
         threading.stack_size(_STACK_BYTES)
         thread = threading.Thread(target=_answer, args=(sock, vocabulary))
         thread.start()
@@ -112,11 +111,6 @@ def _allowed_token(bits: bytes, step: int) -> int | None:
 
 def _say(sock: socket.socket, word: object) -> None:
     sock.sendall(cast(bytes, msgpack.packb(word)))
-
-
-def _end_with_parent() -> None:
-    """The socket's end tells of a parent that died before this call."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":
