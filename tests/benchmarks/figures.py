@@ -29,6 +29,13 @@ def _itl_at_4(d: Any, _: Find) -> list[float]:
     return [100 * itl["error"], 100 * itl["floor"]]
 
 
+def _lost_behind(d: Any, _: Find) -> list[float]:
+    seen = ("killed", "idempotency-key: repeated", "last-event-id: asked again", "plain: refused, retriable")
+    outcomes = [each for found in d["behind"].values() for each in found.items() if each[0] not in seen]
+    num_whole = sum(count for what, count in outcomes if what.endswith(": whole"))
+    return [sum(count for _, count in outcomes) - num_whole, num_whole]
+
+
 def _failed_cases(d: Any, _: Find) -> list[float]:
     return [sum(row["failed"] for row in d["rows"])]
 
@@ -283,7 +290,7 @@ FIGURES: dict[str, list[Figures]] = {
     "serving_overhead.json": [_added],
     "hostile_bodies.json": [lambda d, _: [d["worst"]["new"]]],
     "streaming.json": [lambda d, _: [d["results"]["/v1/chat/completions"]["us"]]],
-    "resumable_streams.json": [lambda d, _: [100 * d["added"]["token"]]],
+    "resumable_streams.json": [lambda d, _: [100 * d[what]["token"] for what in ("added", "standard_error")]],
     "structured.json": [_structured, lambda d, _: [100 * d["results"]["bomb"]["growth_beside_others"]]],
     "batches.json": [lambda d, _: [row["falls_by_points"] for row in d["rows"]]],
     "load_balancer.json": [lambda d, _: [d["gaps_ms"]["haproxy"]["p50"]]],
@@ -320,7 +327,14 @@ FIGURES: dict[str, list[Figures]] = {
         ]
     ],
     "chaos_hybrid.json": [_failed_cases],
-    "soak.json": [lambda d, _: [d["failed_requests"], d["wrong_answers"], d["answers"], d["faults"]]],
+    "soak.json": [
+        lambda d, _: [d["failed_requests"], d["wrong_answers"], d["answers"], d["faults"]],
+        lambda d, _: [one["rss_growth_percent"] for one in reversed(d["lived_through"])],
+    ],
+    "lost_behind_balancers.json": [_lost_behind],
+    "lost_limits.json": [
+        lambda d, _: [d["tenants"][name]["most_in_a_minute"] for name in ("requests", "tokens")]
+    ],
     "parallel_ranks.json": [lambda d, _: [d["results"]["collectives, ms"]["all_reduce, 64 rows"]]],
     "served_grid.json": [lambda d, _: [d["wrong"], d["servers"]]],
     "served_grid_hybrid.json": [lambda d, _: [d["wrong"], d["servers"]]],

@@ -31,7 +31,7 @@ SLOW = {
     "benchmarks.soak.soak", "benchmarks.serving.streaming", "benchmarks.serving.resumable_streams", "benchmarks.transfer.encryption", "benchmarks.transfer.transport", "benchmarks.transfer.transport_overlap", "tests.chaos.matrix",
     "benchmarks.engine.state_checkpoints", "benchmarks.engine.speculation", "benchmarks.engine.structured", "benchmarks.cache.session_prefetch",
     "benchmarks.goodput batches", "benchmarks.goodput wide", "benchmarks.goodput known", "benchmarks.goodput shortlists", "benchmarks.goodput arrivals",
-    "tests.chaos.hung_ranks",
+    "tests.chaos.hung_ranks", "tests.chaos.lost_behind_balancers", "tests.chaos.lost_limits",
 }  # fmt: skip
 """These start processes that take long to start, make checkpoints, or simulate much: each runs on one day of seven."""
 SLOWLY = [pytest.mark.slow, pytest.mark.turns(7)]

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from benchmarks.soak.soak_clients import Tally
 from benchmarks.soak.soak_requests import Streamed, lasting, requests
 from benchmarks.soak.soak_watch import Sample, growth
 
@@ -41,6 +42,14 @@ def test_an_answer_is_compared_without_what_is_another_each_time() -> None:
         {**first, "id": "b", "created": 2, "choices": [{"text": "x", "logprobs": [-0.12339]}]}
     )
     assert lasting(first) != lasting({**first, "choices": [{"text": "y", "logprobs": [-0.12341]}]})
+
+
+def test_only_what_could_not_be_stored_may_say_so() -> None:
+    asked = next(one for one in requests() if one.path == "/v1/responses")
+    tally = Tally(expected={asked.name: {"output": "x", "store": True}})
+    for output, store in (("x", True), ("x", False), ("y", False)):
+        tally.judge(asked, {"output": output, "store": store}, 0.0)
+    assert (tally.right[asked.name], tally.num_unstored, len(tally.wrong)) == (2, 1, 1)
 
 
 def test_each_request_has_a_name_of_its_own_and_is_greedy_or_seeded() -> None:
