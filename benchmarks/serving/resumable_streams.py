@@ -64,25 +64,24 @@ async def running(backend: Backend, resume_s: float) -> AsyncGenerator[tuple[int
         await asyncio.to_thread(process.join)
 
 
-async def stream(backend: Backend, pid: int, port: int, streams: int, steps: int) -> tuple[float, float]:
-    """Return the ingress's time for each request up to its placing, and for each token."""
+async def stream(backend: Backend, pid: int, port: int, streams: int, steps: int) -> dict[str, float]:
+    """Return the ingress's seconds for a request up to its placing, for a token, and for a request's last token and its end."""
     clients, began_at = Clients(), processor_s(pid)
     connections = await clients.open(port, PATH, streams, steps)
     await backend.have(streams)
     per_request = (processor_s(pid) - began_at) / streams
-    warm = min(WARM_STEPS, steps // 2)
+    warm, last = min(WARM_STEPS, steps // 2), steps - 1
+    per_token = 0.0
     for index in range(steps):
-        is_over = index + 1 == steps
-        backend.step(index, is_over)
-        await clients.have(
-            streams * (index + 2 + is_over)
-        )  # the first event names the role, the last is [DONE]
-        if index + 1 == warm:
-            began_at = processor_s(pid)
-    per_token = (processor_s(pid) - began_at) / (streams * (steps - warm))
+        if index in (warm, last):
+            per_token, began_at = (processor_s(pid) - began_at) / (streams * (last - warm)), processor_s(pid)
+        backend.step(index, index == last)
+        # The first event names the role, the last is [DONE].
+        await clients.have(streams * (index + 2 + (index == last)))
+    per_end = (processor_s(pid) - began_at) / streams
     for connection in connections:
         connection.close()
-    return per_request, per_token
+    return {"request": per_request, "token": per_token, "end": per_end}
 
 
 Figures = dict[str, dict[str, float]]
@@ -97,12 +96,9 @@ async def measure(streams: int, steps: int, rounds: int) -> Figures:
     async with running(backend, WAYS["resumable"]) as one, running(backend, WAYS["not"]) as other:
         for _ in range(rounds + 1):
             for way, (pid, port) in zip(WAYS, (one, other), strict=True):
-                request_s, token_s = await stream(backend, pid, port, streams, steps)
-                found = {
-                    "request": 1e6 * request_s,
-                    "token": 1e6 * token_s,
-                    "kept token": kept_token_us(WAYS[way]),
-                }
+                seconds = await stream(backend, pid, port, streams, steps)
+                found = {what: 1e6 * one for what, one in seconds.items()}
+                found["kept token"] = kept_token_us(WAYS[way])
                 before = least.get(way, found)
                 least[way] = {what: min(found[what], before[what]) for what in found}
     await backend.close()
