@@ -173,7 +173,7 @@ class Residency:
     def _note_lost_memory(self, members: Sequence[Member]) -> None:
         """Have a model of a group ask for memory anew where none of its instances has any, since all have failed: its owner may
         have given it to another model by then."""
-        if self._config.group and not self._waking_since and not any(not each.leaving for each in members):
+        if self._config.group and not self._waking_since and all(each.leaving for each in members):
             self._may_wake &= any(one.state != "asleep" for one in self._sleepers.values())
 
     def serves(self, address: str, now: float) -> None:
