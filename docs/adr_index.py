@@ -13,7 +13,7 @@ STATUS = re.compile(
 HEAD = """# Decision records
 
 One page a decision. A new record takes the next number, states its status and date in the third line, and is listed here by
-`python docs/adr_index.py`. A record that no longer holds says which one supersedes it, and lies in the archive.
+`python docs/adr_index.py`. A record that no longer holds says which one supersedes it, and is in the archive.
 
 | | decision | date |
 |---|---|---|
