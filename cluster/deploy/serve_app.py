@@ -16,7 +16,7 @@ from ray.serve.schema import LoggingConfig
 from cluster.deploy.clear_ways import check_clear_ways
 from cluster.deploy.cluster_key import cluster_key
 from cluster.deploy.config_paths import check_paths
-from cluster.deploy.deployment_names import deployment_suffix, pools_suffix
+from cluster.deploy.deployment_names import deployment_suffix
 from cluster.deploy.group_deployment import Group
 from cluster.deploy.ingress_deployment import Ingress
 from cluster.deploy.pool_deployments import DecodePool, PrefillPool
@@ -64,12 +64,12 @@ def build_application(
     schedulers: dict[str, Any] = {}
     bound: list[Any] = []
     for models in colocations_of(config):
-        suffix, first, group = pools_suffix(config, models), models.first, None
+        suffix, first, group = deployment_suffix(config, models.name), models.first, None
         if models.name in config.residency_groups:
             owner = options(Group, suffix, 1, 0.1, surge_percent=0)
             group = owner.bind(config, models.name, key, one_host=one_host)
         for row in models.rows:
-            named = deployment_suffix(config, row)
+            named = deployment_suffix(config, row.model.name)
             scheduler = options(Scheduler, named, row.num_scheduler_processes, 0.1, surge_percent=100)
             schedulers[row.model.name] = scheduler.bind(row, key, group, pools=suffix, one_host=one_host)
         own = [schedulers[row.model.name] for row in models.rows]

@@ -11,7 +11,7 @@ from ray.serve.schema import (
     ServeDeploySchema,
 )
 
-from cluster.deploy.deployment_names import deployment_suffix, deployments_of, pools_suffix
+from cluster.deploy.deployment_names import deployment_suffix, deployments_of
 from cluster.deploy.rank_bundles import check_overrides
 from core.config.cluster_config import ClusterConfig, load
 from core.config.parallel_config import ParallelConfig
@@ -78,7 +78,7 @@ def _check_scaling(application: ServeApplicationSchema, config: ClusterConfig) -
 
 def _check_pools(application: ServeApplicationSchema, config: ClusterConfig) -> None:
     pools = {
-        f"{kind}{pools_suffix(config, each)}": pool
+        f"{kind}{deployment_suffix(config, each.name)}": pool
         for each in colocations_of(config)
         for kind, pool in (("PrefillPool", each.first.prefill), ("DecodePool", each.first.decode))
     }
@@ -104,7 +104,8 @@ def _check_share(where: str, num_gpus: float, pool: ParallelConfig) -> None:
 def _check_schedulers(application: ServeApplicationSchema, config: ClusterConfig) -> None:
     """Check that there are as many schedulers as the configuration says: processes look for that many."""
     num_wanted = {
-        f"Scheduler{deployment_suffix(config, row)}": row.num_scheduler_processes for row in config.rows
+        f"Scheduler{deployment_suffix(config, row.model.name)}": row.num_scheduler_processes
+        for row in config.rows
     }
     for deployment in application.deployments:
         given = deployment.model_dump(exclude_unset=True).get("num_replicas")

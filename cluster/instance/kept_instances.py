@@ -133,7 +133,7 @@ class KeptInstances(Generic[K]):
         except Exception as error:
             log.exception("another %s instance could not be started", role)
             return f"{type(error).__name__}: {error}"
-        log.warning("the %s instance %s has its place", role, self._running[number].address)
+        log.warning("the %s instance %s has taken its place", role, self._running[number].address)
         self._troubles.pop(number)
         self._on_trouble("; ".join(self._troubles.values()))
         return ""

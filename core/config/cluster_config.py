@@ -278,8 +278,9 @@ class ClusterConfig(FleetConfig):
 
     @property
     def num_spare_schedulers(self) -> int:
-        """As `ServeConfig.num_spare_schedulers`; a model of a group has one scheduler, which speaks for it to its group."""
-        return 0 if self.schedule.residency.group else self.serve.num_spare_schedulers
+        """Processes of schedulers beyond `serve.schedulers`. Several schedulers cover for each other, and a single one needs a
+        spare. A model of a group has one alone, which speaks for it to its group."""
+        return 1 if self.serve.schedulers == 1 and not self.schedule.residency.group else 0
 
     @property
     def num_scheduler_processes(self) -> int:

@@ -89,8 +89,3 @@ class ServeConfig(Section):
     """`json`: one object a line, with request ids."""
     otlp_endpoint: str = ""
     """Where the spans of requests go (OTLP over HTTP, e.g. http://collector:4318/v1/traces); empty: nowhere."""
-
-    @property
-    def num_spare_schedulers(self) -> int:
-        """Processes of schedulers beyond `schedulers`. Several schedulers cover for each other; a single one needs a spare."""
-        return 1 if self.schedulers == 1 else 0

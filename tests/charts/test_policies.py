@@ -41,7 +41,7 @@ def test_what_serve_asks_for_the_groups_have(name: str) -> None:
     for application in serve_config(objects)["applications"]:
         config = ClusterConfig.model_validate(application["args"])
         numbers = {
-            "Scheduler": config.serve.schedulers + config.serve.num_spare_schedulers,
+            "Scheduler": config.serve.schedulers + config.num_spare_schedulers,
             "Ingress": config.ingress_instances,
             "PrefillPool": config.prefill_instances,
             "DecodePool": config.decode_instances,
