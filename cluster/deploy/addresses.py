@@ -4,7 +4,10 @@ from typing import Any
 
 import ray.util
 
+from core.config.cluster_config import ClusterConfig
 from core.ports import Resolve
+from net.mail import TcpMail
+from net.tls import tls_of
 
 
 def scheduler_resolver(scheduler: Any) -> Resolve:
@@ -22,3 +25,9 @@ def scheduler_resolver(scheduler: Any) -> Resolve:
 def mail_host(*, one_host: bool) -> str:
     """Return where this process listens for its peers: on loopback as long as all of them are on this host."""
     return "127.0.0.1" if one_host else ray.util.get_node_ip_address()
+
+
+def open_mail(config: ClusterConfig, key: bytes, *, one_host: bool) -> TcpMail:
+    """Return a mail of this process, which listens where `mail_host` says."""
+    host = mail_host(one_host=one_host)
+    return TcpMail(key, host, config=config.mail, tls=tls_of(config.security, key))

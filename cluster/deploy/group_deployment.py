@@ -5,7 +5,7 @@ import time
 
 from ray import serve
 
-from cluster.deploy.addresses import mail_host
+from cluster.deploy.addresses import open_mail
 from cluster.deploy.process_logs import configure_logging
 from cluster.deploy.ray_loopback import keep_replica_to_loopback
 from cluster.scheduler.group_node import GroupNode
@@ -13,8 +13,6 @@ from cluster.scheduler.residency.group_owner import GroupOwner
 from core.clock import WallClock
 from core.config.cluster_config import ClusterConfig
 from core.config.residency_groups import models_of
-from net.mail import TcpMail
-from net.tls import tls_of
 
 
 @serve.deployment
@@ -25,12 +23,9 @@ class Group:
         configure_logging(config.serve.log_level, config.serve.log_format)
         if one_host:
             keep_replica_to_loopback()
-        mail = TcpMail(
-            key, mail_host(one_host=one_host), config=config.mail, tls=tls_of(config.security, key)
-        )
         num_awake = config.residency_groups[name].awake_models
         owner = GroupOwner(models_of(config, name), num_awake, time.time_ns())
-        self._node = GroupNode(mail, WallClock(), owner)
+        self._node = GroupNode(open_mail(config, key, one_host=one_host), WallClock(), owner)
         self._node.run()
 
     async def endpoint(self) -> str:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from cluster.deploy.addresses import mail_host, scheduler_resolver
+from cluster.deploy.addresses import open_mail, scheduler_resolver
 from cluster.deploy.config_paths import check_ingress_paths
 from cluster.ingress.api_factory import (
     ModelBehind,
@@ -29,8 +29,6 @@ from cluster.store.open_store import warn_of_apart
 from core.clock import WallClock
 from core.config.cluster_config import ClusterConfig
 from core.garbage import IdleCollector, leave_out_all_there_is
-from net.mail import TcpMail
-from net.tls import tls_of
 
 _SWITCH_S = 0.0002
 """How long a thread that works on a body keeps Python's lock when the event loop, and so everybody's tokens, wait for it."""
@@ -130,7 +128,7 @@ def _frontend(
     config: ClusterConfig, key: bytes, scheduler: Any, observers: Observers, *, one_host: bool
 ) -> Frontend:
     return Frontend(
-        TcpMail(key, mail_host(one_host=one_host), config=config.mail, tls=tls_of(config.security, key)),
+        open_mail(config, key, one_host=one_host),
         WallClock(),
         config.schedule,
         config.engine.block_size,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from cluster.deploy.addresses import mail_host, scheduler_resolver
+from cluster.deploy.addresses import mail_host, open_mail, scheduler_resolver
 from cluster.deploy.kube.topology import read_site
 from cluster.deploy.rank_actors import rank_actors
 from cluster.instance.colocated_instances import ColocatedInstances, MakeInstance
@@ -24,7 +24,6 @@ from core.start_timer import StartTimer
 from engine.sizing.devices import choose_device
 from models.files.hub import resolve
 from net.mail import TcpMail
-from net.tls import tls_of
 
 INSTANCES = "BATON_KUBE_INSTANCES"
 """How many instances a pod of the chart has. They alone share its memory and processors."""
@@ -64,7 +63,7 @@ async def _make_asleep(
     """Make an instance that runs and sleeps. `rests` as in `ResidentInstance`."""
     _check_device(config, role)
     host = mail_host(one_host=one_host)
-    mail = TcpMail(key, host, config=config.mail, tls=tls_of(config.security, key))
+    mail = open_mail(config, key, one_host=one_host)
     try:
         folder = await asyncio.to_thread(resolve, config.model.path)
         place = partial(rank_actors, config, role, key, host)
@@ -102,7 +101,7 @@ async def _make_instance(
 ) -> ResidentInstance:
     _check_device(config, role)
     host = mail_host(one_host=one_host)
-    mail = TcpMail(key, host, config=config.mail, tls=tls_of(config.security, key))
+    mail = open_mail(config, key, one_host=one_host)
     timer.begin("files")
     folder, place = resolve(config.model.path), partial(rank_actors, config, role, key, host)
     num_instances = int(os.environ.get(INSTANCES, "0"))

@@ -7,7 +7,7 @@ from typing import Any
 
 from ray import serve
 
-from cluster.deploy.addresses import mail_host, scheduler_resolver
+from cluster.deploy.addresses import open_mail, scheduler_resolver
 from cluster.deploy.config_paths import check_scheduler_paths
 from cluster.deploy.process_logs import configure_logging
 from cluster.deploy.ray_loopback import keep_replica_to_loopback
@@ -23,7 +23,6 @@ from core.config.cluster_config import ClusterConfig
 from core.garbage import IdleCollector, leave_out_all_there_is
 from core.scheduler_tuning import tuned
 from net.mail import TcpMail
-from net.tls import tls_of
 
 
 @serve.deployment
@@ -37,8 +36,7 @@ class Scheduler:
         if one_host:
             keep_replica_to_loopback()
         await asyncio.to_thread(check_scheduler_paths, config)
-        host, tls = mail_host(one_host=one_host), tls_of(config.security, key)
-        self._mail = TcpMail(key, host, config=config.mail, tls=tls)
+        self._mail = open_mail(config, key, one_host=one_host)
         context = serve.get_replica_context()
         scheduler = make_scheduler(config.schedule, self._mail.address)
         resolve = scheduler_resolver(serve.get_deployment_handle(context.deployment, context.app_name))
@@ -56,7 +54,9 @@ class Scheduler:
         collector = IdleCollector(lambda: not scheduler.num_placed and not scheduler.num_queued)
         self._collecting = asyncio.create_task(collector.run())
         self._running = asyncio.create_task(self._node.run())
-        self._member = None if group is None else self._joined(group, config, key, host)
+        self._member = (
+            None if group is None else self._joined(group, config, open_mail(config, key, one_host=one_host))
+        )
         sizes, tell = ServeSizes(context.app_name, pools), self._node.show_pools
         if config.scaling.enabled:
             tuning = tuned(config.schedule.tuning)
@@ -65,9 +65,8 @@ class Scheduler:
             scaler = PoolWatch(self._node, sizes, WallClock(), tell)
         self._scaling = asyncio.create_task(scaler.run())
 
-    def _joined(self, group: Any, config: ClusterConfig, key: bytes, host: str) -> GroupMember:
+    def _joined(self, group: Any, config: ClusterConfig, mail: TcpMail) -> GroupMember:
         """Have the scheduler speak for its model in a group from now on."""
-        mail = TcpMail(key, host, config=config.mail, tls=tls_of(config.security, key))
         num_instances, resolve = config.decode_instances + config.prefill_instances, scheduler_resolver(group)
         member = GroupMember(mail, WallClock(), self._node, resolve, config.model.name, num_instances)
         self._speaking = asyncio.create_task(member.run())
