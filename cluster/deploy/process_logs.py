@@ -32,9 +32,10 @@ _ALWAYS = (
     "cluster.instance.instance",
     "engine.execution.graphs.step_graphs",
     "engine.execution.graphs.warm_up",
+    "kernels.cpu.build",
 )
-"""Loggers that log at any level: refused requests, changes of the rules, how an instance has started, and what keeps one on a GPU
-from it for long."""
+"""Loggers that log at any level: refused requests, changes of the rules, how an instance has started, and what keeps one from it
+for long."""
 
 
 def configure_logging(level: str, form: Literal["text", "json"] = "text") -> None:

@@ -6,6 +6,7 @@ setup.py runs this file too: it imports nothing but the standard library."""
 
 import fcntl
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -17,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+_log = logging.getLogger(__name__)
 SOURCES: Final = Path(__file__).with_name("src")
 NAME: Final = "libbaton_kernels.so"
 _COMPILERS: Final = ("c++", "g++", "clang++")
@@ -61,6 +63,7 @@ def build_once(folder: Path, extra: Sequence[str] = ()) -> Path:
         return path
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        _log.info("native kernels are compiled into %s, or awaited: once, for about a minute", path)
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():

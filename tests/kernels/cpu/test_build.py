@@ -46,8 +46,11 @@ def executable(path: Path, text: str) -> Path:
     return path
 
 
-def test_of_all_that_ask_at_once_one_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_of_all_that_ask_at_once_one_builds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
     """A compiler that writes what it is told to write, and counts."""
+    caplog.set_level("INFO", "kernels.cpu.build")
     monkeypatch.setenv("CXX", str(executable(tmp_path / "compiler", COUNTING)))
     monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
     with ThreadPoolExecutor(4) as threads:
@@ -56,6 +59,10 @@ def test_of_all_that_ask_at_once_one_builds(tmp_path: Path, monkeypatch: pytest.
     sources = list((ROOT / "kernels" / "cpu" / "src").glob("*.cpp"))
     assert len((tmp_path / "runs").read_text().splitlines()) == len(sources) + 1
     assert {file.suffix for file in path.parent.iterdir()} == {".so", ".lock"}
+    assert "native kernels are compiled into" in caplog.text
+    caplog.clear()
+    assert build_once(tmp_path / "cache") == path
+    assert caplog.text == ""
     assert build_once(tmp_path / "cache", ["-g"]) != path
 
 
