@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SILENCE_S = 180.0
 """How long a server that starts may say nothing new, and a status may take to come, however busy the machine is: a replica that is
 started again imports for seconds of a processor."""
+_LOOK_S = 10.0
+"""What one look takes at most. A machine may stand still for longer, which is nobody's silence."""
 
 
 class ServeProcess:
@@ -45,24 +47,33 @@ class ServeProcess:
         ]
         with log.open("wb") as out:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                cwd=ROOT,
+                env=os.environ | {"PYTHONFAULTHANDLER": "1"},
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         self.wait_ready()
 
     def wait_ready(self) -> None:
         """Wait until a request would be answered."""
-        said, deadline = -1, 0.0
-        while (size := self.log.stat().st_size) != said or time.monotonic() < deadline:
-            if size != said:
-                said, deadline = size, time.monotonic() + SILENCE_S
+        said, silent_s, looked_at = -1, 0.0, time.monotonic()
+        while (size := self.log.stat().st_size) != said or silent_s < SILENCE_S:
+            now = time.monotonic()
+            silent_s = silent_s + min(now - looked_at, _LOOK_S) if size == said else 0.0
+            said, looked_at = size, now
             assert self.process.poll() is None, f"baton serve ended:\n{self.log.read_text()[-4000:]}"
             with contextlib.suppress(httpx.HTTPError):
                 if httpx.get(f"{self.base_url}/ready", timeout=5).status_code == 200:
                     return
             time.sleep(0.1)
+        self.process.send_signal(signal.SIGABRT)  # it writes what each of its threads does
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(PATIENCE_S)
         self.kill()
         raise AssertionError(
-            f"baton serve is not ready, and has said nothing for {SILENCE_S:g} s:\n{self.log.read_text()[-4000:]}"
+            f"baton serve is not ready, and has said nothing for {SILENCE_S:g} s:\n{self.log.read_text()[-8000:]}"
         )
 
     def descendants(self) -> list[psutil.Process]:
