@@ -44,9 +44,12 @@ def main() -> int:
     )
     parser.add_argument("--locks", type=Path, default=HERE.parent / "locks")
     parser.add_argument("--exceptions", type=Path, default=HERE / "audit-exceptions.toml")
+    parser.add_argument(
+        "--today", type=datetime.date.fromisoformat, default=datetime.datetime.now(datetime.UTC).date()
+    )
     given = parser.parse_args()
     exceptions = tomllib.loads(given.exceptions.read_text()).get("exception", [])
-    mistakes = list(wrong(exceptions, datetime.datetime.now(datetime.UTC).date()))
+    mistakes = list(wrong(exceptions, given.today))
     if not mistakes:
         try:
             found, num_packages = audited(sorted(given.locks.glob("*.txt")), given.tool)

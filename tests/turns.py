@@ -17,6 +17,11 @@ TODAY = os.environ.setdefault(_DAY, str(datetime.now(UTC).date().toordinal()))
 """Processes that this one starts have the same day, also after midnight."""
 
 
+def number_of_today() -> int:
+    """Return a number that is larger by one each day. All processes of a run have the same, also after midnight."""
+    return datetime.now(UTC).date().toordinal() if TODAY == "every" else int(TODAY)
+
+
 def left_out(items: Sequence[pytest.Item], named: Sequence[str], day: str = TODAY) -> set[pytest.Item]:
     """Return the cases of other days. `named` is what pytest was asked for."""
     if day == "every":

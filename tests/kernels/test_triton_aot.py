@@ -1,7 +1,6 @@
 """Every kernel compiles for the GPUs that are served, within their registers and shared memory. Needs none of them."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
 from importlib.util import module_from_spec, spec_from_file_location
 from itertools import product
 from pathlib import Path
@@ -16,6 +15,7 @@ from kernels.triton.aot import Build, compile_launches, launches_given_to
 from kernels.triton.attention_config import DECODE_ROWS, INVARIANT_ROWS, AttentionShape
 from kernels.triton.launches import LAUNCHES, Launch
 from tests.kernels.known_builds import known_builds
+from tests.turns import number_of_today
 
 KNOWN = known_builds()
 OWN = """
@@ -44,7 +44,7 @@ CASES = [
 
 
 def todays() -> list[Any]:
-    first = datetime.now(UTC).date().toordinal() * _EACH_DAY
+    first = number_of_today() * _EACH_DAY
     return [CASES[(first + at) % len(CASES)] for at in range(_EACH_DAY)]
 
 

@@ -1,20 +1,20 @@
 """Some classes of transformers each day, beside what the table of all says of them."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
 
 import pytest
 
 from tests.models.parity.parity_case import Row, tried
 from tests.models.parity.parity_table import PAGE, read_rows, with_table
 from tests.models.parity.tiny_checkpoints import causal_names
+from tests.turns import number_of_today
 
 _EACH_DAY = 6
 
 
 def todays() -> list[Row]:
     rows = read_rows()
-    first = datetime.now(UTC).date().toordinal() * _EACH_DAY
+    first = number_of_today() * _EACH_DAY
     return [rows[(first + at) % len(rows)] for at in range(_EACH_DAY)]
 
 
