@@ -127,6 +127,21 @@ async def test_a_models_death_is_no_matter_to_the_others(rows: dict[str, Any]) -
         }
 
 
+async def test_one_of_several_models_sleeps_and_wakes_up(rows: dict[str, Any]) -> None:
+    manual = {"schedule": {"residency": {"mode": "manual"}}}
+    async with served(table(rows, **manual)) as running:
+        want = await running.answers(*rows)
+        for path in ("/sleep?model=code&level=2&mode=wait&timeout=30&drop_kv=false", "/sleep?model=llama"):
+            assert (await running.http.post(path)).json() == {"is_sleeping": True}, path
+        for name in rows:
+            asleep = (await running.http.get(f"/is_sleeping?model={name}")).json()["is_sleeping"]
+            assert asleep == (name != "qwen3")
+        assert await running.answers("qwen3") == {key: want[key] for key in want if key[0] == "qwen3"}
+        for name in ("baton-embedded", "llama"):
+            assert (await running.http.post(f"/wake_up?model={name}")).json() == {"is_sleeping": False}
+        assert await running.answers(*rows) == want
+
+
 async def test_a_tenant_is_told_of_its_models_alone(rows: dict[str, Any]) -> None:
     keys = {
         "serve": {"api_keys": [SecretStr("all")]},

@@ -26,6 +26,8 @@ class SleepQuery(BaseModel):
     """Seconds for which `wait` waits. Sequences that run even then go on after waking."""
     drop_kv: Literal["true", "false"] = "false"
     """Whether the KV in lower tiers is given up, too."""
+    model: str = ""
+    """Which of several models it is for: what stands before these routes has chosen by it."""
 
 
 class SleepRoutes:
