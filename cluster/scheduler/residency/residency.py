@@ -33,6 +33,8 @@ _ON_ITS_WAY_S = 1.0
 _WANTED_S = 60.0
 """How long a model that was refused to somebody waits at the most for its turn."""
 _NEVER_DUE_S = 1e9
+_LAST_SHARE = 0.5
+"""How much of a predicted turn the last one makes up."""
 _SWAP_S = 10.0
 """How long sequences may still run when another model shall have the memory. Those that run even then are paused."""
 
@@ -54,6 +56,10 @@ class Residency:
         """How long the last waking has taken; 0: there was none."""
         self._may_wake = not config.group
         """Whether there is memory for it."""
+        self._turn_since = inf
+        """Since when some request asks for memory that other models have."""
+        self._turn_s = 0.0
+        """How long it has taken the last times from there until the model served."""
         self.order = (0, 0)
         """The epoch and the number of the group's last order."""
         self.wanted_since = inf
@@ -90,9 +96,11 @@ class Residency:
         return f"the model sleeps (level {level}){why}: wake it by POST /wake_up or `baton models wake`"
 
     def wake_s(self, now: float) -> float:
-        """Return how long it will take until an instance decodes that sleeps now."""
-        left = [self._left_s(one, now) for one in self._sleepers.values() if one.decodes]
-        return min(left, default=0.0)
+        """Return how long it will take until an instance decodes that sleeps now. Where other models have the memory, that is
+        what the last swaps took: others made way in that time."""
+        left_s = min((self._left_s(one, now) for one in self._sleepers.values() if one.decodes), default=0.0)
+        waited_s = now - self._turn_since if self._turn_since < inf else 0.0
+        return left_s if self._may_wake else max(left_s, self._turn_s - waited_s)
 
     def _left_s(self, one: Asleep, now: float) -> float:
         since = self._waking_since.get(one.address)
@@ -180,6 +188,9 @@ class Residency:
         """An instance has registered: a new one, or one that has woken up."""
         if (since := self._waking_since.get(address)) is not None:
             self._last_wake_s = now - since
+        if self._turn_since < inf:
+            took_s, self._turn_since = now - self._turn_since, inf
+            self._turn_s += _LAST_SHARE * (took_s - self._turn_s) if self._turn_s else took_s
         self.lost(address)
         self._awake_since, self.wanted_since = now, inf
 
@@ -233,6 +244,7 @@ class Residency:
             return []
         if self._may_wake:
             return self.wake(now)
+        self._turn_since = min(self._turn_since, now)
         self.wanted_since = min(self.wanted_since, now)
         return []
 
@@ -248,7 +260,10 @@ class Residency:
         if self._config.group and self._may_wake and self._sleepers:
             return self.wake(now)
         if self.is_asleep and num_here[1] and not any(m.decodes for m in serving):
-            return self.wake_for_request(now) if self._may_wake else []
+            if self._may_wake:
+                return self.wake_for_request(now)
+            self._turn_since = min(self._turn_since, now)
+            return []
         if any(num_here) or not serving or self._config.mode != "on_demand" or self._told:
             self._idle_since = inf
             return []

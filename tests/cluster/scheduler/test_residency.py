@@ -14,6 +14,7 @@ from core.sleep_messages import (
     AskWake,
     Asleep,
     GoToSleep,
+    GroupOrder,
     KeepAwake,
     SleepAnswer,
     SleepState,
@@ -130,6 +131,36 @@ def test_a_class_that_would_wait_too_long_is_refused_with_the_time_until_the_mod
     later = world.rejected(ask("b"), 12)
     assert later.retry_after_s == pytest.approx(13), "what is left"
     assert not world.on(ask("c"), 12), "it wakes up soon enough"
+
+
+def test_where_other_models_have_the_memory_the_time_of_the_last_swaps_is_predicted() -> None:
+    world = sleepy("d", group="card", longest_wait_s=4.0)
+    falls_asleep(world, "d")
+
+    def refused(name: str, after_s: float) -> Rejected | None:
+        """Return the answer to a request that comes while another model has the memory."""
+        sends = world.on(ask(name), after_s)
+        return next((send.message for send in sends if isinstance(send.message, Rejected)), None)
+
+    def swapped(number: int, after_s: float) -> None:
+        """The others make way, and the model wakes up and falls asleep again."""
+        assert told(world.on(GroupOrder(1, number, True), after_s), WakeUp) == ["d"]
+        world.on(instance("d"), 1.0)
+        world.on(GroupOrder(1, number + 1, False), 100.0)
+        falls_asleep(world, "d")
+
+    assert refused("first", 0.0) is None, "nothing is known but that waking takes 2 s"
+    swapped(1, 9.0)
+    answer = refused("second", 1.0)
+    assert answer is not None
+    assert (answer.asleep, answer.retry_after_s) == (True, 10.0)
+    answer = refused("third", 4.0)
+    assert answer is not None
+    assert answer.retry_after_s == 6.0, "it has been asked for since 4 s"
+    swapped(3, 1.0)
+    answer = refused("fourth", 1.0)
+    assert answer is not None
+    assert answer.retry_after_s == 8.0, "half of 10 s and half of 6 s"
 
 
 def test_a_class_that_refuses_what_is_hopeless_waits_no_longer_than_its_target() -> None:
