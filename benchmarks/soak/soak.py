@@ -301,7 +301,10 @@ async def soak(args: argparse.Namespace, folder: Path) -> Ended:
                     AssertionError,
                     TimeoutError,
                 ) as error:  # a process does not start again, or something is held
-                    held = str(error).replace(str(folder), "")
+                    held = (
+                        str(error).replace(str(folder), "")
+                        or f"{type(error).__name__}: a process does not start again"
+                    )
             seconds = time.monotonic() - began
             run.listening()
         left = traces.left(run.watch.pids | world.pids, run.ports, folder)

@@ -22,6 +22,8 @@ class Sample:
     at: float
     rss_bytes: int
     descriptors: int
+    anonymous_bytes: int = 0
+    """Of `rss_bytes`, what is of no file and shared with nobody: a library's code comes and goes with what is called."""
 
 
 class Watch:
@@ -36,7 +38,8 @@ class Watch:
         for name, pid in processes:
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(pid)
-                found = Sample(now, process.memory_info().rss, process.num_fds())
+                memory = process.memory_info()
+                found = Sample(now, memory.rss, process.num_fds(), memory.rss - memory.shared)
                 self.samples[name, pid].append(found)
                 self.pids |= {pid, *(child.pid for child in process.children(recursive=True))}
 
@@ -49,11 +52,13 @@ class Growth:
     rss_bytes: tuple[int, int]
     descriptors: tuple[int, int]
     """The most at the beginning, and the fewest at the end."""
+    anonymous_bytes: tuple[int, int]
 
     def as_json(self) -> dict[str, Any]:
         return {
             "process": self.name,
             "rss_mib": [round(value / (1 << 20), 1) for value in self.rss_bytes],
+            "anonymous_mib": [round(value / (1 << 20), 1) for value in self.anonymous_bytes],
             "rss_growth_percent": round(100 * (self.rss_bytes[1] / self.rss_bytes[0] - 1), 2),
             "most_and_fewest_descriptors": list(self.descriptors),
         }
@@ -64,12 +69,16 @@ def growth(name: str, samples: Sequence[Sample], warm_at: float) -> Growth:
     connection or two, and each client has one, so their number goes up and down."""
     after = [sample for sample in samples if sample.at >= warm_at] or list(samples[-1:])
     count = max(1, round(len(after) * _WINDOW))
-    memory = [sample.rss_bytes for sample in after]
+
+    def medians(values: list[int]) -> tuple[int, int]:
+        return round(statistics.median(values[:count])), round(statistics.median(values[-count:]))
+
     descriptors = [sample.descriptors for sample in after]
     return Growth(
         name,
-        (round(statistics.median(memory[:count])), round(statistics.median(memory[-count:]))),
+        medians([sample.rss_bytes for sample in after]),
         (max(descriptors[:count]), min(descriptors[-count:])),
+        medians([sample.anonymous_bytes for sample in after]),
     )
 
 
