@@ -8,9 +8,9 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
+from baton.cli.fitted_table import Column, FittedTable
 from core.errors import ConfigError
 
 _BAR_CELLS = 12
@@ -84,44 +84,40 @@ def view(status: dict[str, Any]) -> Group:
     )
 
 
-def _models(models: list[dict[str, Any]]) -> Table:
-    table = _table("models", "model", "state", "instances", "running", "waiting for a place")
+def _models(models: list[dict[str, Any]]) -> FittedTable:
+    counts = Column("instances", 1), Column("running", 2), Column("waiting for a place")
+    table = FittedTable("models", [_word("model"), _word("state"), *counts])
     for m in models:
         state = f"[red]{escape(m['why_not'])}[/]" if m["why_not"] else "[green]serving[/]"
-        counts = [str(m.get(name, "-")) for name in ("num_instances", "num_running", "num_queued")]
-        table.add_row(escape(m["model"]), state, *counts)
+        numbers = [str(m.get(name, "-")) for name in ("num_instances", "num_running", "num_queued")]
+        table.add(escape(m["model"]), state, *numbers)
     return table
 
 
-def _classes(classes: list[dict[str, Any]]) -> Table:
-    table = _table(
-        "service classes, last minute at this ingress",
-        "class",
-        "attainment",
-        *("requests/s", "TTFT p50", "p99", "target", "TPOT p50", "p99", "target", "tokens/s"),
-    )
+def _classes(classes: list[dict[str, Any]]) -> FittedTable:
+    times = [
+        Column(f"{what} {which}", goes)
+        for what, least in (("TTFT", 1), ("TPOT", 2))
+        for which, goes in (("p50", 2 + least), ("p99", 0), ("target", 4 + least))
+    ]
+    columns = [_word("class"), _word("attainment"), Column("requests/s", 2), *times, Column("tokens/s", 1)]
+    table = FittedTable("service classes, last minute at this ingress", columns)
     for c in classes:
-        times = [_time(c[name]) for name in ("ttft_p50_s", "ttft_p99_s", "ttft_target_s")]
-        times += [_time(c[name]) for name in ("tpot_p50_s", "tpot_p99_s", "tpot_target_s")]
+        figures = [_time(c[name]) for name in ("ttft_p50_s", "ttft_p99_s", "ttft_target_s")]
+        figures += [_time(c[name]) for name in ("tpot_p50_s", "tpot_p99_s", "tpot_target_s")]
         share = _bar(
             c["attainment"],
             "green" if c["attainment"] >= 0.99 else "yellow" if c["attainment"] >= 0.9 else "red",
         )
-        table.add_row(
-            escape(c["name"]), share, f"{c['requests_per_s']:.2f}", *times, f"{c['output_tokens_per_s']:.1f}"
-        )
+        rates = f"{c['requests_per_s']:.2f}", f"{c['output_tokens_per_s']:.1f}"
+        table.add(escape(c["name"]), share, rates[0], *figures, rates[1])
     return table
 
 
-def _instances(instances: list[dict[str, Any]], sleepers: list[dict[str, Any]]) -> Table:
-    table = _table(
-        "instances",
-        "role",
-        "address",
-        "state",
-        "KV in use",
-        *("running", "waiting", "prompt tokens", "step", "prefix hits"),
-    )
+def _instances(instances: list[dict[str, Any]], sleepers: list[dict[str, Any]]) -> FittedTable:
+    figures = Column("running"), Column("waiting", 1), Column("prompt tokens", 4), Column("step", 2)
+    words = [_word(name) for name in ("role", "address", "state", "KV in use")]
+    table = FittedTable("instances", [*words, *figures, Column("prefix hits", 3)])
     for i in instances:
         state = (
             "[red]broken accounting[/]"
@@ -136,10 +132,10 @@ def _instances(instances: list[dict[str, Any]], sleepers: list[dict[str, Any]]) 
         hits = f"{work['prefix_hit_tokens'] / asked:.0%}" if asked else "-"
         counts = [str(i[name]) for name in ("num_running", "num_waiting", "queued_tokens")]
         bar = _bar(used, "red" if used > 0.95 else "blue")
-        table.add_row(_role(i), escape(i["address"]), state, bar, *counts, _time(i["step_s"]), hits)
+        table.add(_role(i), escape(i["address"]), state, bar, *counts, _time(i["step_s"]), hits)
     for one in sleepers:
-        state = f"[dim]{one['state']}, level {one['level']}, wakes in {_time(one['wake_s'])}[/]"
-        table.add_row(_role(one), escape(one["address"]), state)
+        state = f"[dim]{one['state']}, level {one['level']}[/]"
+        table.add(_role(one), escape(one["address"]), state, f"[dim]wakes in {_time(one['wake_s'])}[/]")
     return table
 
 
@@ -149,26 +145,19 @@ def _role(instance: dict[str, Any]) -> str:
     return "prefill" if instance["prefills"] else "decode"
 
 
-def _links(links: list[dict[str, Any]]) -> Table:
-    table = _table(
-        "links, last minute at this ingress", "from", "to", "by", *("MB/s", "hand-overs/s", "exposed p50")
-    )
+def _links(links: list[dict[str, Any]]) -> FittedTable:
+    words = [_word(name) for name in ("from", "to", "by")]
+    figures = Column("MB/s"), Column("hand-overs/s", 1), Column("exposed p50")
+    table = FittedTable("links, last minute at this ingress", [*words, *figures])
     for link in links:
         ends = [escape(link[name]) for name in ("source", "target", "transport")]
         rates = (f"{link['bytes_per_s'] / 1e6:.2f}", f"{link['transfers_per_s']:.2f}")
-        table.add_row(*ends, *rates, _time(link["exposed_p50_s"]))
+        table.add(*ends, *rates, _time(link["exposed_p50_s"]))
     return table
 
 
-def _table(title: str, *columns: str) -> Table:
-    """Return a table with words on the left and figures on the right."""
-    table = Table(
-        title=title, title_justify="left", title_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0)
-    )
-    words = {"class", "model", "attainment", "role", "address", "state", "KV in use", "from", "to", "by"}
-    for name in columns:
-        table.add_column(name, justify="left" if name in words else "right", no_wrap=True)
-    return table
+def _word(name: str) -> Column:
+    return Column(name, is_figure=False)
 
 
 def _bar(share: float, colour: str) -> Text:

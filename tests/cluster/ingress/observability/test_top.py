@@ -101,3 +101,69 @@ def test_several_models_are_listed() -> None:
     lines = [line.split() for line in console.export_text().splitlines()]
     assert ["a", "serving", "2", "5", "1"] in lines
     assert ["b", "it", "is", "[gone]", "-", "-", "-"] in lines
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 160])
+def test_a_narrow_terminal_has_fewer_columns_and_cuts_nothing(width: int) -> None:
+    work = {"prefix_queried_tokens": 100, "prefix_hit_tokens": 75}
+    instance = {
+        **{
+            "address": "10.244.103.117:40617",
+            "prefills": False,
+            "decodes": True,
+            "defect": "",
+            "leaving": False,
+        },
+        **{
+            "free_blocks": 50,
+            "num_blocks": 100,
+            "num_running": 213,
+            "num_waiting": 47,
+            "queued_tokens": 61_234,
+        },
+        **{"work": work, "step_s": 0.0213},
+    }
+    asleep = {
+        "address": "10.244.103.118:40617",
+        "prefills": True,
+        "decodes": False,
+        "state": "falling asleep",
+    }
+    late = {"ttft_p50_s": 0.512, "ttft_p99_s": 12.0, "ttft_target_s": 1.0, "tpot_p50_s": 0.0231}
+    late |= {"tpot_p99_s": 0.0462, "tpot_target_s": 0.05, "attainment": 0.87, "requests_per_s": 123.45}
+    link = {"source": "10.244.103.117:40617", "target": "10.244.103.118:40617", "transport": "nccl"}
+    status = {
+        **{"model": "m", "why_not": "", "num_queued": 3, "instances": [instance]},
+        "classes": [{"name": "long-context", "output_tokens_per_s": 12_345.6, **late}],
+        "sleepers": [{**asleep, "level": 2, "wake_s": 1.5}],
+        "links": [{**link, "bytes_per_s": 12.3e9, "transfers_per_s": 12.34, "exposed_p50_s": 0.0123}],
+        "models": [
+            {"model": "a", "why_not": "", "num_instances": 12, "num_running": 345, "num_queued": 67},
+            {
+                "model": "b",
+                "why_not": "no decode instance is alive, and the last one has failed 8 times in a row",
+            },
+        ],
+    }
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(view(status))
+    text = console.export_text()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    words = {
+        "long-context",
+        "87%",
+        "12 s",
+        "46 ms",
+        "decode",
+        "50%",
+        "213",
+        "nccl",
+        "12300.00",
+        "12 ms",
+        "67",
+    }
+    at_100 = {"12345.6", "47", "21 ms"}
+    at_160 = {"TTFT target", "requests/s", "prompt tokens", "61234", "75%", "512 ms", "23 ms", "12.34"}
+    wanted = words | (at_100 if width >= 100 else set()) | (at_160 if width >= 160 else set())
+    assert {word for word in wanted if word not in text} == set()
