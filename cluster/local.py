@@ -281,6 +281,7 @@ async def _serve(
     on_stop: Callable[[], None],
 ) -> None:
     tls, live = ingress_tls(config.serve), LiveRules(config)
+    leave_out_all_there_is()
     async with local_models(config, cards) as running:
         models = [model for model, _ in running]
         observers = door_observers(config, models)
@@ -294,7 +295,6 @@ async def _serve(
         serving, watching = server.start(), asyncio.create_task(live.run(observers.ingress.rules_changed))
         following = asyncio.create_task(follow_certificate(tls, config.serve))
         batches = asyncio.create_task(run_batches(app))
-        leave_out_all_there_is()
         on_ready()
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)

@@ -19,7 +19,8 @@ _LOOK_EVERY_S = 5.0
 
 
 def leave_out_all_there_is() -> None:
-    """Leave out of all collections what this process has by now. Call it once, when it has made all that it begins with."""
+    """Leave out of all collections what this process has by now. Call it once, when it has made all that it begins with, and
+    before what may go earlier than the process does, such as an instance."""
     gc.collect()
     gc.freeze()
 
@@ -28,15 +29,6 @@ def give_back_memory() -> None:
     """Return freed memory to the system, where the C library can. It takes some milliseconds, without Python's lock."""
     if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)
-
-
-def collect_all() -> None:
-    """Free what nothing refers to any more, also of what collections leave out."""
-    is_frozen = gc.get_freeze_count() > 0
-    gc.unfreeze()
-    gc.collect()
-    if is_frozen:
-        gc.freeze()
 
 
 @contextmanager

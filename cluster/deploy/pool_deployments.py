@@ -18,6 +18,7 @@ from cluster.deploy.shared_card import take_share
 from core.config.cluster_config import ClusterConfig
 from core.config.pools import PoolName
 from core.errors import ReplicaLost
+from core.garbage import leave_out_all_there_is
 from core.start_timer import StartTimer
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class _Pool:
         from cluster.deploy.pool_instance import make_instances  # noqa: PLC0415
         from cluster.instance.process_guard import ProcessGuard  # noqa: PLC0415
 
+        leave_out_all_there_is()
         configure_logging(config.serve.log_level, config.serve.log_format)
         if one_host:
             keep_replica_to_loopback()

@@ -1,11 +1,12 @@
 """What of a real instance outlives its sleep, beside its process and its address."""
 
 import asyncio
+import gc
 from collections.abc import Callable
 
 from cluster.instance.instance_parts import InstanceParts
 from core.config.cluster_config import EngineConfig
-from core.garbage import collect_all, give_back_memory
+from core.garbage import give_back_memory
 from core.sleep_messages import SleepLevel
 from engine.execution.build_group import LoadedModel
 from engine.execution.kept_model import KeptModel
@@ -37,7 +38,7 @@ class KeptParts:
             self.model.forget()
         if not keeps_kv:
             self.host_tier = None
-        collect_all()
+        gc.collect()  # an instance refers to itself. The imports' objects are left out, so that others wait for milliseconds
         give_back_unused()
         give_back_memory()
         return 1 if self.model.is_kept else 2

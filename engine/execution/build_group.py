@@ -36,6 +36,7 @@ from engine.execution.sampling.grammar_matcher import GuidanceMatchers
 from engine.execution.sampling.step_sampling import StepSampler
 from engine.sizing.devices import choose_device
 from engine.sizing.pool_size import PoolSize
+from kernels.cpu.pages import Arena, taken_from
 from models.causal_model import CausalModel
 from models.families.table import read_spec
 from models.pooling.readout import Readout
@@ -145,7 +146,11 @@ class _Build:
         size = self.size
         # Begun here, so that a thread reads the tokenizer while the weights are loaded.
         matchers = GuidanceMatchers(self.folder, read_spec(self.folder, size.implementation).vocab_size)
-        loaded = load_model(self.folder, size.dtype, self.device, options=self._options(), timer=self.timer)
+        # Its memory is its own: a mapping that has a part of another model is given back when that one goes, too.
+        with taken_from(Arena()):
+            loaded = load_model(
+                self.folder, size.dtype, self.device, options=self._options(), timer=self.timer
+            )
         return GeneratingModel(loaded, HeldAdapters(loaded), matchers)
 
     def _options(self) -> LoadOptions:

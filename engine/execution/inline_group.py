@@ -61,6 +61,12 @@ class InlineGroup:
         return Hung(why, runs_on=True)
 
     async def close(self) -> None:
-        """Wait for the running step and end the thread. Later ones are cancelled."""
+        """Wait for the running step and end the thread. Later ones are cancelled. The model and its pool are let go: only a
+        search for garbage, which takes long, frees what refers to the group."""
         self._is_closed = True
         await self._thread.close()
+        self._step, self._grammars, self._adapters = _closed, None, None
+
+
+def _closed(_: StepPlan) -> StepResult:
+    raise AssertionError("a step of a group that is closed")

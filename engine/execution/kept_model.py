@@ -11,7 +11,6 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, UntypedStorage
 
-from core.garbage import give_back_memory
 from core.start_timer import StartTimer
 
 M = TypeVar("M")
@@ -59,8 +58,6 @@ class KeptModel(Generic[M]):
         """Keep nothing."""
         self._model = None
         self._moved.clear()
-        gc.collect()
-        give_back_memory()
 
     def _move_back(self) -> None:
         for storage, there in self._moved:
@@ -72,14 +69,21 @@ class KeptModel(Generic[M]):
 
 def storages_of(whole: object, device: torch.device) -> Iterator[UntypedStorage]:
     """Yield each storage on `device` that `whole` leads to and whose size can be changed, once."""
-    seen, found, ahead = {id(whole)}, set[int](), [whole]
+    found = set[int]()
+    for tensor in tensors_of(whole):
+        storage = tensor.untyped_storage()
+        if tensor.device.type == device.type and storage.data_ptr() not in found and storage.resizable():
+            found.add(storage.data_ptr())
+            yield storage
+
+
+def tensors_of(whole: object) -> Iterator[Tensor]:
+    """Yield each tensor that `whole` leads to, once."""
+    seen, ahead = {id(whole)}, [whole]
     while ahead:
         one = ahead.pop()
         if isinstance(one, Tensor):
-            storage = one.untyped_storage()
-            if one.device.type == device.type and storage.data_ptr() not in found and storage.resizable():
-                found.add(storage.data_ptr())
-                yield storage
+            yield one
             continue
         for part in _parts_of(one):
             if id(part) not in seen and not isinstance(part, _OPAQUE):

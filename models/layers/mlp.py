@@ -1,6 +1,7 @@
 """The feed-forward block that every token passes, with a gate or without."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -13,6 +14,7 @@ from kernels.packed import Weight, joined
 from kernels.rounding import Activations
 from models.formats.weight_source import WeightSource
 from models.layers.attention import ForwardStep
+from models.lora.low_rank import Linear, LowRank
 from models.spec.model_spec import ModelSpec
 
 _NO_ROWS: Mapping[str, Rows] = {}
@@ -73,24 +75,29 @@ class Mlp:
         collectives: Collectives,
     ) -> None:
         hidden, bias = spec.hidden_size, spec.mlp_bias
-        self._linear, self._sum = ops.linear, collectives.sum_partial
+        self._sum = collectives.sum_partial
         self._gate: Gate | None = gate_of(spec)
         *names, last = (f"{prefix}{name}" for name in spec.projections)
         rows = spec.num_ups * inner // len(names)
         gate_up = [checkpoint.matrix(f"{name}.weight", (rows, hidden)) for name in names]
         ups, self._gate_up_bias = joined(gate_up, checkpoint.dtype), None
         down = checkpoint.matrix(f"{last}.weight", (hidden, inner))
-        self.takes, self._activate = ops.rounds(ups), activation_for(spec, ops, down)
+        self.takes, activate = ops.rounds(ups), activation_for(spec, ops, down)
         self._gate_up, self._down = ops.pack(ups, checkpoint.dtype), ops.pack(down, checkpoint.dtype)
-        beside = checkpoint.adapters.beside
-        self._gate_up_adapters = beside(dict.fromkeys(names, (rows, hidden)))
-        self._down_adapters = beside({last: (hidden, inner)})
-        self._down_bias = None
+        beside, self._down_bias = checkpoint.adapters.beside, None
         if bias:
             self._gate_up_bias = torch.cat([checkpoint.take(f"{name}.bias", (rows,)) for name in names])
             self._down_bias = checkpoint.take(f"{last}.bias", (hidden,))
         block = GatedBlock(
             gate_up=self._gate_up, gate_up_bias=self._gate_up_bias, gate=self._gate, down=self._down
+        )
+        # No method of this: what refers to itself is freed by a search for garbage alone, and holds its weights until then.
+        self._in_order = _InOrder(
+            block=block,
+            linear=ops.linear,
+            activate=activate,
+            gate_up_adapters=beside(dict.fromkeys(names, (rows, hidden))),
+            down_adapters=beside({last: (hidden, inner)}),
         )
         self._computed = ops.feed_forward(block, self._in_order)
 
@@ -99,15 +106,6 @@ class Mlp:
         adapters = step.meta.adapters
         out = self._sum(self._in_order(x, adapters) if adapters else self._computed(x))
         return out if self._down_bias is None else out + self._down_bias
-
-    def _in_order(self, x: Activations, adapters: Mapping[str, Rows] = _NO_ROWS) -> Tensor:
-        """Compute one operation after the other, with what `adapters` add to both products for their rows."""
-        gate_up = self._linear(x, self._gate_up, self._gate_up_bias)
-        self._gate_up_adapters.add(gate_up, x, adapters, self._linear)
-        inner = self._activate(gate_up)
-        out = self._linear(inner, self._down, None)
-        self._down_adapters.add(out, inner, adapters, self._linear)
-        return out
 
     def part(self, norm: Tensor, norm_behind: Tensor | None) -> MlpPart | None:
         """Return the layer's half as data, with the norms before and behind it. None where ranks share it, or where its gate is
@@ -123,3 +121,23 @@ class Mlp:
             down_bias=self._down_bias,
             norm_behind=norm_behind,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _InOrder:
+    """Computes one operation after the other, with what `adapters` add to both products for their rows."""
+
+    block: GatedBlock
+    linear: Linear
+    activate: Callable[[Tensor], Activations]
+    gate_up_adapters: LowRank
+    down_adapters: LowRank
+
+    def __call__(self, x: Activations, adapters: Mapping[str, Rows] = _NO_ROWS) -> Tensor:
+        block = self.block
+        gate_up = self.linear(x, block.gate_up, block.gate_up_bias)
+        self.gate_up_adapters.add(gate_up, x, adapters, self.linear)
+        inner = self.activate(gate_up)
+        out = self.linear(inner, block.down, None)
+        self.down_adapters.add(out, inner, adapters, self.linear)
+        return out

@@ -1,12 +1,15 @@
 """Every family against transformers, over randomly drawn tiny configurations."""
 
+import gc
 import random
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from engine.execution.kept_model import tensors_of
 from models.registry import load_model
 from tests.models.checkpoints import COMPRESSED, CPU, FAMILIES, HYBRID, VOCAB, Paged, make
 from tests.models.continuation import continuation
@@ -62,3 +65,19 @@ def check_greedy(reference: Any, paged: Paged, prompts: list[list[int]]) -> None
     for prompt, text in zip(prompts, texts, strict=True):
         said = text[len(prompt) :]
         assert said == continuation(reference, prompt, said, 40, barred=[1])
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_weights_are_gone_when_nobody_uses_the_model(family: str, tmp_path: Path) -> None:
+    """A search for garbage would free them, and keep all else in the process from running meanwhile."""
+    make(tmp_path, ALL[family](random.Random(family), 0), seed=0)
+    model = load_model(tmp_path, "float32", CPU)
+    gc.collect()
+    gc.disable()
+    try:
+        weights = [weakref.ref(tensor) for tensor in tensors_of(model)]
+        assert len(weights) > 10
+        del model
+        assert not [weight for weight in weights if weight() is not None]
+    finally:
+        gc.enable()
