@@ -1,6 +1,7 @@
 """The native library of another architecture, which an emulator runs: with the face of the one that `ctypes` loads.
 
-Both read the same inputs, from memory that both processes have at the same address."""
+Both read the same inputs, from memory that both processes have at the same address. Each array ends with a page, and the other
+machine may not touch the next one: a byte too far ends its process."""
 
 import ctypes
 import struct
@@ -14,7 +15,7 @@ import numpy as np
 from kernels.cpu.library import SIGNATURES
 
 _ADDRESS, _SIZE = 0x10_0000_0000, 256 << 20
-_LINE = 64
+_PAGE = 4096
 _READ_WRITE, _SHARED, _FIXED_NOREPLACE = 3, 0x01, 0x100000
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -39,17 +40,19 @@ class SharedMemory:
     def forget(self) -> None:
         """Free all of it for others."""
         self._next = _ADDRESS
+        self.guards: list[int] = []
+        """Addresses of pages behind arrays."""
 
     def close(self) -> None:
         self._unmap()
 
     def room(self, shape: Sequence[int] | int, kind: Any) -> np.ndarray:
         """Zeros."""
-        count, kind = int(np.prod(shape)), np.dtype(kind)
-        taken = np.ctypeslib.as_array((ctypes.c_uint8 * (count * kind.itemsize)).from_address(self._next))
-        taken[:] = 0
-        self._take(taken.nbytes)
-        return taken.view(kind).reshape(shape)
+        kind = np.dtype(kind)
+        num_bytes = int(np.prod(shape)) * kind.itemsize
+        found = np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(self._take(num_bytes)))
+        found[:] = 0
+        return found.view(kind).reshape(shape)
 
     def put(self, array: np.ndarray) -> np.ndarray:
         found = self.room(array.shape, array.dtype)
@@ -58,15 +61,17 @@ class SharedMemory:
 
     def structures(self, values: Sequence[ctypes.Structure]) -> int:
         """Return where they are, one behind the other."""
-        found = self._next
+        found = self._take(sum(map(ctypes.sizeof, values)))
         for i, value in enumerate(values):
             ctypes.memmove(found + i * ctypes.sizeof(value), ctypes.byref(value), ctypes.sizeof(value))
-        self._take(sum(map(ctypes.sizeof, values)))
         return found
 
-    def _take(self, num_bytes: int) -> None:
-        self._next = -(-(self._next + num_bytes) // _LINE) * _LINE
-        assert self._next <= _ADDRESS + _SIZE, "shared memory is full"
+    def _take(self, num_bytes: int) -> int:
+        end = self._next + -(-num_bytes // _PAGE) * _PAGE
+        assert end + _PAGE <= _ADDRESS + _SIZE, "shared memory is full"
+        self._next = end + _PAGE
+        self.guards.append(end)
+        return end - num_bytes
 
 
 class OtherMachine:
@@ -77,6 +82,7 @@ class OtherMachine:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
+        self._memory, self._guards = memory, list[int]()
 
     def __enter__(self) -> Self:
         return self
@@ -98,13 +104,26 @@ class OtherMachine:
                 for one, kind in zip(given, kinds, strict=True)
                 if kind == ctypes.c_float
             ]
-            stdin, stdout = self._process.stdin, self._process.stdout
-            assert stdin is not None
-            assert stdout is not None
-            stdin.write(" ".join([name, *whole, "|", *floats]) + "\n")
-            stdin.flush()
-            said = stdout.readline()
-            assert said, f"{name} ended the process with {self._process.wait(10)}"
-            return None if result is None else result(int(said)).value
+            self._guard()
+            returned = self._call(name, whole, floats)
+            return None if result is None else result(returned).value
 
         return call
+
+    def _guard(self) -> None:
+        if self._guards is not self._memory.guards:
+            self._call("mprotect", [str(_ADDRESS), str(_SIZE), str(_READ_WRITE)])
+            self._guards, self._guarded = self._memory.guards, 0
+        for page in self._guards[self._guarded :]:
+            assert self._call("mprotect", [str(page), str(_PAGE), "0"]) == 0
+        self._guarded = len(self._guards)
+
+    def _call(self, name: str, whole: Sequence[str], floats: Sequence[str] = ()) -> int:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(" ".join([name, *whole, "|", *floats]) + "\n")
+        stdin.flush()
+        said = stdout.readline()
+        assert said, f"{name} ended the process with {self._process.wait(10)}"
+        return int(said)

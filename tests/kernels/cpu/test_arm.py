@@ -359,6 +359,14 @@ def test_the_library_says_what_the_processor_has(
         assert without_dot_products.baton_packed_bytes(F32, 32, 8, 0, 0, F32) == 32 * 8 * 4
 
 
+def test_a_byte_too_far_ends_the_process(memory: SharedMemory, calls: Path, library: Path) -> None:
+    x, weight, out = (random(memory, 33) for _ in range(3))
+    with OtherMachine(emulator("max"), calls, library, memory) as other:
+        other.baton_norm(Isa.NEON, at(x), 0, at(weight), 1e-5, 1, 33, 0, at(out), 1)
+        with pytest.raises(AssertionError, match="baton_norm ended the process"):
+            other.baton_norm(Isa.NEON, at(x), 0, at(weight), 1e-5, 1, 34, 0, at(out), 1)
+
+
 def test_functions_that_all_files_share_run_on_every_arm_of_64_bits(library: Path) -> None:
     names = subprocess.check_output(
         ["aarch64-linux-gnu-nm", "--defined-only", str(library)], text=True
