@@ -1,1 +1,1 @@
-"""Kernels for x86 processors: C++ behind a C ABI in `src`, and the torch operators over it."""
+"""Kernels for x86-64 and ARM processors: C++ behind a C ABI in `src`, and the torch operators over it."""

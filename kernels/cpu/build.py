@@ -29,14 +29,25 @@ _FLAGS: Final = (
 )  # fmt: skip
 _AVX2: Final = ("-mavx2", "-mfma", "-mf16c")
 _AVX512: Final = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
-_OWN_FLAGS: Final = {
-    "avx2.cpp": _AVX2,
-    "avx512.cpp": (*_AVX2, *_AVX512),
-    "avx512_bf16.cpp": (*_AVX2, *_AVX512, "-mavx512bf16"),
-    "amx_emulated.cpp": (*_AVX2, *_AVX512, "-mavx512bf16"),
-    "amx.cpp": (*_AVX2, *_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+_NEON: Final = (
+    "-march=armv8.2-a+dotprod",
+    # Vectors are pairs of registers. GCC keeps sums in these only where it unrolls each loop over rows, and loads nothing early.
+    "-fno-schedule-insns", "--param=max-completely-peeled-insns=1000",
+)  # fmt: skip
+_OWN_FLAGS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
+    "x86_64": {
+        "isa_x86.cpp": (),
+        "avx2.cpp": _AVX2,
+        "avx512.cpp": (*_AVX2, *_AVX512),
+        "avx512_bf16.cpp": (*_AVX2, *_AVX512, "-mavx512bf16"),
+        "amx_emulated.cpp": (*_AVX2, *_AVX512, "-mavx512bf16"),
+        "amx.cpp": (*_AVX2, *_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+    },
+    "aarch64": {"isa_arm.cpp": (), "neon.cpp": _NEON},
 }
-"""The flags of the files that have code for one instruction set, the smaller sets first; the others run on every x86-64."""
+"""Flags of each architecture's own files, the smaller instruction sets first. Other files run on every processor of either."""
+_SAME: Final = {"AMD64": "x86_64", "arm64": "aarch64"}
+"""Other names of machines."""
 _TIMEOUT_S: Final = 300
 
 
@@ -55,10 +66,12 @@ def cache_folder() -> Path:
     return Path(cache) / "baton" / "kernels"
 
 
-def build_once(folder: Path, extra: Sequence[str] = ()) -> Path:
+def build_once(
+    folder: Path, extra: Sequence[str] = (), compiler: Sequence[str] = (), machine: str | None = None
+) -> Path:
     """The library of these sources in `folder`. Of processes that ask at once one builds, and the others wait. `extra`: flags
-    behind the others. Raises BuildError."""
-    path = folder / f"{_digest(extra)}-{NAME}"
+    behind the others. `machine`: another than this, for which `compiler` compiles. Raises BuildError."""
+    path = folder / f"{_digest(extra, machine or platform.machine())}-{NAME}"
     if path.exists():
         return path
     try:
@@ -68,42 +81,59 @@ def build_once(folder: Path, extra: Sequence[str] = ()) -> Path:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
                 with tempfile.TemporaryDirectory(dir=folder) as made:
-                    compile_to(Path(made) / NAME, extra)
+                    compile_to(Path(made) / NAME, extra, compiler, machine)
                     os.replace(Path(made) / NAME, path)
     except OSError as error:
         raise BuildError(f"{folder} cannot be written: {error}") from error
     return path
 
 
-def compile_to(library: Path, extra: Sequence[str] = ()) -> None:
-    """Raises BuildError."""
-    compiler = find_compiler()
-    folder = library.parent
+def compile_to(
+    library: Path, extra: Sequence[str] = (), compiler: Sequence[str] = (), machine: str | None = None
+) -> None:
+    """Compile this machine's kernels, or those of `machine` by a cross compiler for it. Raises BuildError."""
+    machine = machine or this_machine()
+    compiler = compiler or find_compiler()
+    own, folder = _OWN_FLAGS[machine], library.parent
 
     def compile_one(source: Path) -> Path:
         made = folder / f"{source.stem}.o"
-        flags = (*_FLAGS, *_OWN_FLAGS.get(source.name, ()), *extra)
+        flags = (*_FLAGS, *own.get(source.name, ()), *extra)
         _run([*compiler, *flags, "-c", str(source), "-o", str(made)])
         return made
 
     # Of functions that several files have, such as the standard library's, the linker takes the first: one that all may run.
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        objects = list(threads.map(compile_one, sorted(SOURCES.glob("*.cpp"), key=_place)))
+        objects = list(threads.map(compile_one, sources(machine)))
     _run([*compiler, "-shared", "-pthread", *extra, *map(str, objects), "-o", str(library)])
     for made in objects:
         made.unlink()
 
 
-def _place(source: Path) -> tuple[int, str]:
-    return [*_OWN_FLAGS].index(source.name) if source.name in _OWN_FLAGS else -1, source.name
+def sources(machine: str) -> list[Path]:
+    """Return the files to compile for `machine`, in the linker's order."""
+    own = [*_OWN_FLAGS[machine]]
+    others = {name for flags in _OWN_FLAGS.values() for name in flags}.difference(own)
+
+    def place(source: Path) -> tuple[int, str]:
+        return own.index(source.name) if source.name in own else -1, source.name
+
+    return sorted((path for path in SOURCES.glob("*.cpp") if path.name not in others), key=place)
+
+
+def this_machine() -> str:
+    """Return the architecture that kernels are compiled for here. Raises BuildError."""
+    machine = _SAME.get(platform.machine(), platform.machine())
+    if machine not in _OWN_FLAGS or platform.system() != "Linux":
+        raise BuildError(
+            f"they are for Linux on x86-64 and aarch64, and this is {platform.system()} on {platform.machine()}"
+        )
+    return machine
 
 
 def find_compiler() -> list[str]:
     """$CXX, or what is on the path. Raises BuildError."""
-    if platform.machine() not in ("x86_64", "AMD64") or platform.system() != "Linux":
-        raise BuildError(
-            f"they are for Linux on x86-64, and this is {platform.system()} on {platform.machine()}"
-        )
+    this_machine()
     asked = shlex.split(os.environ.get("CXX", ""))
     for compiler in [asked] if asked else [[name] for name in _COMPILERS]:
         if shutil.which(compiler[0]):
@@ -122,8 +152,8 @@ def _run(command: Sequence[str]) -> None:
         raise BuildError(f"{shlex.join(command)} failed:\n{done.stderr.strip()}")
 
 
-def _digest(extra: Sequence[str]) -> str:
-    said = hashlib.sha256(repr((_FLAGS, [*_OWN_FLAGS.items()], tuple(extra))).encode())
+def _digest(extra: Sequence[str], machine: str) -> str:
+    said = hashlib.sha256(repr((machine, _FLAGS, _OWN_FLAGS, tuple(extra))).encode())
     for source in sorted(SOURCES.iterdir()):
         said.update(source.name.encode() + b"\0" + source.read_bytes())
     return said.hexdigest()[:16]

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from core.errors import ConfigError
-from kernels.cpu.build import BuildError, library_path
+from kernels.cpu.build import BuildError, library_path, this_machine
 
 _log = logging.getLogger(__name__)
-_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
+SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "baton_has": (c_int, (c_int,)),
     "baton_tiles": (c_int, ()),
     "baton_packed_bytes": (c_int64, (c_int, c_int64, c_int64, c_int64, c_int, c_int)),
@@ -78,7 +78,7 @@ _GAIN: Final = 1.2
 
 
 class Isa(IntEnum):
-    """Instruction sets, as `src/api.cpp` numbers them; a later one has all of an earlier one."""
+    """Instruction sets, as `src/api.cpp` numbers them. On x86-64 a later one has all of an earlier one."""
 
     AVX2 = 0
     """With FMA and F16C."""
@@ -88,11 +88,18 @@ class Isa(IntEnum):
     """With an instruction for products of bfloat16: rows are rounded to it for matrices of it."""
     AMX = 3
     """With tiles, for products of bfloat16, which round rows as well, and of bytes."""
+    NEON = 4
+    """ARM's, with dot products. It has as many lanes as AVX2 and gives the same bits."""
+
+    @property
+    def level(self) -> int:
+        """The place among what `BATON_MAX_CPU_ISA` may name: NEON has AVX2's."""
+        return Isa.AVX2 if self == Isa.NEON else self
 
     @property
     def rounds_rows(self) -> bool:
         """Whether rows are rounded to bfloat16 for matrices of it, and keys and values for pools of it."""
-        return self >= Isa.AVX512_BF16
+        return self.level >= Isa.AVX512_BF16
 
 
 Tiles = Literal["none", "emulated", "processor"]
@@ -102,7 +109,7 @@ Tiles = Literal["none", "emulated", "processor"]
 def load(path: Path) -> CDLL:
     """The library at `path`, with its functions' types."""
     library = CDLL(str(path))
-    for name, (result, arguments) in _SIGNATURES.items():
+    for name, (result, arguments) in SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library
@@ -118,10 +125,14 @@ def native() -> CDLL | None:
             "PyTorch computes products, in float32: there are no native kernels here, since %s", error
         )
         return None
-    if not library.baton_has(Isa.AVX2):
-        _log.warning("PyTorch computes products, in float32: this processor lacks AVX2, FMA or F16C")
+    if not any(library.baton_has(isa) for isa in (Isa.AVX2, Isa.NEON)):
+        _log.warning("PyTorch computes products, in float32: this processor lacks %s", _lacking())
         return None
     return library
+
+
+def _lacking() -> str:
+    return "AVX2, FMA or F16C" if this_machine() == "x86_64" else "dot products, which ARMv8.2 has (asimddp)"
 
 
 def loaded() -> CDLL:
@@ -145,12 +156,13 @@ def tiles() -> Tiles:
 
 
 def allowed_sets() -> list[Isa]:
-    """Return those that may be chosen: where `BATON_MAX_CPU_ISA` names one, none behind it. Raises ConfigError."""
+    """Return those that may be chosen: where `BATON_MAX_CPU_ISA` names one, none behind it. A name of the other architecture
+    limits this one to sets of its level. Raises ConfigError."""
     name = os.environ.get("BATON_MAX_CPU_ISA", "").upper()
     if name and name not in Isa.__members__:
         known = ", ".join(isa.name.lower() for isa in Isa)
         raise ConfigError(f"BATON_MAX_CPU_ISA is {name.lower()}: it may be one of {known}")
-    return [isa for isa in instruction_sets() if not name or isa <= Isa[name]]
+    return [isa for isa in instruction_sets() if not name or isa.level <= Isa[name].level]
 
 
 @cache

@@ -95,9 +95,12 @@ def test_a_release_needs_checks_wheels_images_and_chart() -> None:
     }
 
 
-def test_wheels_are_compiled_for_every_python_from_3_11_to_3_13() -> None:
+def test_wheels_are_compiled_for_x86_and_arm_and_every_python_from_3_11_to_3_13() -> None:
     wheels = jobs("ci.yml")["wheels"]
     assert wheels["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
+    assert wheels["strategy"]["matrix"]["runner"] == ["ubuntu-22.04", "ubuntu-22.04-arm"]
+    assert wheels["runs-on"] == "${{ matrix.runner }}"
+    assert wheels["steps"][-1]["with"]["name"] == "wheel-${{ matrix.runner }}-${{ matrix.python }}"
     [build] = [step for step in wheels["steps"] if "pip wheel" in step.get("run", "")]
     assert "--require-hashes --requirement locks/build.txt" in build["run"]
     assert build["env"] == {"BATON_COMPILE": "1"}

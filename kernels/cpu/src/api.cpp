@@ -165,7 +165,7 @@ BATON_API void baton_run_layers(const baton::GivenLayer* layers, int64_t count, 
 BATON_API int64_t baton_spin(int isa, int format, int64_t rounds) {
     const auto kind = static_cast<Format>(format);
     if (isa == baton::AMX && (kind == Format::bf16 || kind >= Format::int8)) return baton::amx_of(isa)->spin(kind, rounds);
-    if (isa == baton::AVX512_BF16 && kind == Format::bf16) return baton::avx512_dots.spin(rounds);
+    if (isa == baton::AVX512_BF16 && kind == Format::bf16) return baton::dots_of(isa)->spin(rounds);
     return kernels_of(isa).spin(kind, rounds);
 }
 

@@ -51,7 +51,7 @@ inline Floats capped(Floats x, float cap) {
 
 // A tile's lines are fetched while others are computed with: they are in no order that a processor foresees. Into the second
 // cache, since the first has no room for two tiles.
-inline void fetch(const void* at) { _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T1); }
+inline void fetch(const void* at) { __builtin_prefetch(at, 0, 2); }
 
 // Where the tokens of a tile lie; behind the last one, where that does.
 template <class Number, int KEYS>

@@ -166,6 +166,7 @@ struct Amx {
 
 extern const Kernels avx2_kernels;
 extern const Kernels avx512_kernels;
+extern const Kernels neon_kernels;
 extern const Dots avx512_dots;
 extern const Amx amx_of_processor, amx_emulated;
 

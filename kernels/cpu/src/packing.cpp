@@ -1,31 +1,17 @@
 #include "packing.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
 
+#include "fours.h"
 #include "thread_pool.h"
 
 namespace baton {
 namespace {
 
 constexpr int64_t TILE = 128;  // inputs
-
-__attribute__((target("f16c"))) void to_float16(const float* from, int64_t count, uint16_t* to) {
-    for (int64_t i = 0; i < count; ++i) to[i] = _cvtss_sh(from[i], 0);
-}
-
-// `from` may begin anywhere, as a row in a file does.
-__attribute__((target("f16c"))) void from_float16(const uint8_t* from, int64_t count, float* to) {
-    for (int64_t i = 0; i < count; ++i) {
-        uint16_t half;
-        std::memcpy(&half, from + 2 * i, 2);
-        to[i] = _cvtsh_ss(half);
-    }
-}
 
 void to_bfloat16(const float* from, int64_t count, uint16_t* to) {
     for (int64_t i = 0; i < count; ++i) {
@@ -49,11 +35,8 @@ void from_bfloat16(const uint8_t* from, int64_t count, float* to) {
 // `row` by `scale`, each to the nearest whole number.
 void divide(const float* row, int64_t count, float scale, int32_t* to) {
     int64_t i = 0;
-    for (; i + 4 <= count; i += 4) {
-        const __m128 quotients = _mm_div_ps(_mm_loadu_ps(row + i), _mm_set1_ps(scale));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm_cvtps_epi32(quotients));
-    }
-    for (; i < count; ++i) to[i] = _mm_cvtss_si32(_mm_set_ss(row[i] / scale));
+    for (; i + 4 <= count; i += 4) store_quotients(to + i, load_four(row + i), four(scale));
+    for (; i < count; ++i) to[i] = quotient(row[i], scale);
 }
 
 // The least and the greatest of numbers and 0.
@@ -61,19 +44,19 @@ struct Extremes {
     float least = 0, greatest = 0;
 
     void see(const float* row, int64_t count) {
-        __m128 low = _mm_set1_ps(least), high = _mm_set1_ps(greatest);
+        Four low = four(least), high = four(greatest);
         int64_t i = 0;
         for (; i + 4 <= count; i += 4) {
-            low = _mm_min_ps(_mm_loadu_ps(row + i), low);
-            high = _mm_max_ps(_mm_loadu_ps(row + i), high);
+            low = lesser(load_four(row + i), low);
+            high = greater(load_four(row + i), high);
         }
         for (; i < count; ++i) {
-            low = _mm_min_ps(_mm_set1_ps(row[i]), low);
-            high = _mm_max_ps(_mm_set1_ps(row[i]), high);
+            low = lesser(four(row[i]), low);
+            high = greater(four(row[i]), high);
         }
         float lows[4], highs[4];
-        _mm_storeu_ps(lows, low);
-        _mm_storeu_ps(highs, high);
+        store_four(lows, low);
+        store_four(highs, high);
         least = *std::min_element(lows, lows + 4);
         greatest = *std::max_element(highs, highs + 4);
     }

@@ -49,8 +49,8 @@ void sum_groups(const baton::GroupSums& work) {
     for (int64_t group = 0; group < work.groups; ++group) {
         Sums sums = all_sums(0);
         for (int64_t i = 0; i < work.length; ++i, x += work.rows)
-            sums = dot_halves(sums, ones, reinterpret_cast<Ints>(load_some(x, work.rows)));
-        store_some(work.starts + group * work.rows, reinterpret_cast<Floats>(sums * -work.offset), work.rows);
+            sums = dot_halves(sums, ones, as_ints(load_some(x, work.rows)));
+        store_some(work.starts + group * work.rows, as_floats(sums * -work.offset), work.rows);
         if (work.sums != nullptr) store_some(work.sums + group * work.rows, to_floats(sums), work.rows);
     }
 }
@@ -75,19 +75,19 @@ int64_t spin(baton::Format format, int64_t rounds) {
         Sums sums[SPINNING];
         for (auto& sum : sums) sum = all_sums(0);
         for (int64_t i = 0; i < rounds; ++i) {
-            asm volatile("" : "+v"(one));
+            hide(one);
             for (auto& sum : sums) sum = dot_halves(sum, one, one);
         }
-        for (auto& sum : sums) asm volatile("" : : "v"(sum));
+        for (auto& sum : sums) hide(sum);
         return rounds * SPINNING * LANES * 4;
     }
     Floats one = all(1.0f), sums[SPINNING];
     for (auto& sum : sums) sum = none();
     for (int64_t i = 0; i < rounds; ++i) {
-        asm volatile("" : "+v"(one));
+        hide(one);
         for (auto& sum : sums) sum = fma(sum, one, one);
     }
-    for (auto& sum : sums) asm volatile("" : : "v"(sum));
+    for (auto& sum : sums) hide(sum);
     return rounds * SPINNING * LANES;
 }
 

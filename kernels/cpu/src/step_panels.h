@@ -80,7 +80,7 @@ struct StepPanels {
             const Ints step = load_steps(steps + v * LANES);
             for (int row = 0; row < ROWS; ++row) {
                 int32_t* const at = in_span + (row * VECTORS + v) * LANES;
-                store(at, reinterpret_cast<Ints>(add_steps(load_sums(at), sums[row][v], step)));
+                store(at, as_ints(add_steps(load_sums(at), sums[row][v], step)));
             }
         }
     }
@@ -101,8 +101,8 @@ void sum_steps(const baton::GroupSums& work) {
     for (int64_t group = 0; group < work.groups; ++group) {
         Sums sums = all_sums(0);
         for (int64_t i = 0; i < work.length; ++i, x += work.rows)
-            sums = dot_in_group(sums, ones, reinterpret_cast<Ints>(load_some(x, work.rows)));
-        store_some(work.starts + group * work.rows, reinterpret_cast<Floats>(minus_eight_times(sums)), work.rows);
+            sums = dot_in_group(sums, ones, as_ints(load_some(x, work.rows)));
+        store_some(work.starts + group * work.rows, as_floats(minus_eight_times(sums)), work.rows);
     }
 }
 

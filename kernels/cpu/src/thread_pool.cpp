@@ -1,7 +1,5 @@
 #include "thread_pool.h"
 
-#include <immintrin.h>
-
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -17,6 +15,15 @@ namespace {
 // longer takes a busy machine's processors from those that compute.
 constexpr auto PATIENCE = std::chrono::microseconds(50);
 
+// A look at memory, and then nothing for some tens of cycles: a core's other thread has them.
+inline void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#else
+    asm volatile("isb" : : : "memory");
+#endif
+}
+
 template <class Done>
 bool spun(Done done) {
     if (done()) return true;
@@ -24,7 +31,7 @@ bool spun(Done done) {
     do {
         for (int i = 0; i < 32; ++i) {
             if (done()) return true;
-            _mm_pause();
+            pause();
         }
     } while (std::chrono::steady_clock::now() < end);
     return false;

@@ -3,6 +3,14 @@
 #pragma once
 #include "kernels.h"
 
+// Sums go by reference to what reads and writes a tile, and stay in registers only where that is within the loop's function. ARM's are
+// pairs of registers: there the compiler would not put it there by itself.
+#if defined(__aarch64__)
+#define BATON_WITHIN __attribute__((always_inline)) inline
+#else
+#define BATON_WITHIN inline
+#endif
+
 namespace {
 
 // Bytes ahead of what is multiplied: what memory gives a core in the time that it takes to answer, and a page more than what a core
@@ -13,7 +21,7 @@ constexpr int AHEAD = 4096;
 constexpr int SPINNING = 12;
 
 inline void prefetch(const void* at) {
-    _mm_prefetch(static_cast<const char*>(at) + AHEAD, _MM_HINT_T0);
+    __builtin_prefetch(static_cast<const char*>(at) + AHEAD, 0, 3);
 }
 
 // What is at `at` is read from memory behind this, and written before it: the compiler would keep it in registers.
@@ -28,7 +36,7 @@ struct Ahead {
         : at(work.ahead), step(steps > 0 ? (work.ahead_bytes + steps - 1) / steps : 0) {}
 
     void fetch() {
-        _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
+        __builtin_prefetch(at, 0, 2);
         at += step;
     }
 };
@@ -53,7 +61,7 @@ inline Floats load_bias(const baton::PanelProduct& work, int64_t first) {
 
 // What the sums of a tile begin with, from the `first`-th column of the panel on.
 template <int ROWS, int VECTORS>
-inline void read_tile(const baton::PanelProduct& work, int first, Floats (&sums)[ROWS][VECTORS]) {
+BATON_WITHIN void read_tile(const baton::PanelProduct& work, int first, Floats (&sums)[ROWS][VECTORS]) {
     for (auto& row : sums)
         for (auto& sum : row) sum = none();
     if (!work.goes_on) return;
@@ -65,7 +73,7 @@ inline void read_tile(const baton::PanelProduct& work, int first, Floats (&sums)
 
 // made(row, vector, bias) of the whole tile. Nearly all tiles have all their columns: these need no look at each vector's end.
 template <int ROWS, int VECTORS, class Make>
-inline void write_tile(const baton::PanelProduct& work, int first, Make made) {
+BATON_WITHIN void write_tile(const baton::PanelProduct& work, int first, Make made) {
     float* out = work.out + first;
     const int64_t stride = work.stride, columns = work.columns - first;
     Floats bias[VECTORS];
@@ -80,7 +88,7 @@ inline void write_tile(const baton::PanelProduct& work, int first, Make made) {
 }
 
 template <int ROWS, int VECTORS>
-inline void write_tile(const baton::PanelProduct& work, int first, const Floats (&sums)[ROWS][VECTORS]) {
+BATON_WITHIN void write_tile(const baton::PanelProduct& work, int first, const Floats (&sums)[ROWS][VECTORS]) {
     write_tile<ROWS, VECTORS>(work, first, [&](int row, int v, Floats bias) { return plus(sums[row][v], bias); });
 }
 

@@ -18,7 +18,7 @@ from tests.cluster.instance.instance_world import World, world
 from tests.instruction_sets import up_to
 
 VOCAB, COUNT = 80, 24
-NATS = {Isa.AVX2: 1e-4, Isa.AVX512: 1e-4, Isa.AVX512_BF16: 0.15, Isa.AMX: 0.15}
+NATS = {Isa.AVX2: 1e-4, Isa.AVX512: 1e-4, Isa.AVX512_BF16: 0.15, Isa.AMX: 0.15, Isa.NEON: 1e-4}
 """How far a token's log-probability may be from transformers' in float32, of logits that spread over some ten. bfloat16 has 8 bits."""
 Said = list[list[tuple[int, float]]]
 """Each prompt's tokens and their log-probabilities."""

@@ -1,6 +1,7 @@
 """The library is built once for its sources, and a machine that cannot build it computes without."""
 
 import os
+import platform
 import re
 import stat
 import subprocess
@@ -10,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from kernels.cpu.build import BuildError, build_once, library_path
+from kernels.cpu.build import (
+    SOURCES,
+    BuildError,
+    build_once,
+    find_compiler,
+    library_path,
+    sources,
+    this_machine,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 AVX512 = re.compile(r"%zmm|%[xy]mm(1[6-9]|2\d|3[01])|\{%k")
@@ -56,14 +65,38 @@ def test_of_all_that_ask_at_once_one_builds(
     with ThreadPoolExecutor(4) as threads:
         [path] = set(threads.map(lambda _: build_once(tmp_path / "cache"), range(4)))
     assert path.exists()
-    sources = list((ROOT / "kernels" / "cpu" / "src").glob("*.cpp"))
-    assert len((tmp_path / "runs").read_text().splitlines()) == len(sources) + 1
+    assert len((tmp_path / "runs").read_text().splitlines()) == len(sources(this_machine())) + 1
     assert {file.suffix for file in path.parent.iterdir()} == {".so", ".lock"}
     assert "native kernels are compiled into" in caplog.text
     caplog.clear()
     assert build_once(tmp_path / "cache") == path
     assert caplog.text == ""
     assert build_once(tmp_path / "cache", ["-g"]) != path
+    other = "aarch64" if this_machine() == "x86_64" else "x86_64"
+    assert build_once(tmp_path / "cache", compiler=[str(tmp_path / "compiler")], machine=other) != path
+
+
+def test_an_architecture_s_own_files_are_compiled_for_no_other():
+    x86, arm = ({path.name for path in sources(machine)} for machine in ("x86_64", "aarch64"))
+    assert x86 | arm == {path.name for path in SOURCES.glob("*.cpp")}
+    assert arm - x86 == {"isa_arm.cpp", "neon.cpp"}
+    assert {"isa_x86.cpp", "avx2.cpp", "amx.cpp"} < x86 - arm
+    assert {"linear.cpp", "layers.cpp", "packing.cpp"} < x86 & arm
+
+
+@pytest.mark.parametrize(
+    ("machine", "found"),
+    [("AMD64", "x86_64"), ("arm64", "aarch64"), ("aarch64", "aarch64"), ("riscv64", None)],
+)
+def test_processors_that_have_no_kernels_are_named(
+    monkeypatch: pytest.MonkeyPatch, machine: str, found: str | None
+):
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    if found is not None:
+        assert this_machine() == found
+        return
+    with pytest.raises(BuildError, match="Linux on x86-64 and aarch64, and this is Linux on riscv64"):
+        find_compiler()
 
 
 def test_a_compiler_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -76,6 +109,7 @@ def test_a_compiler_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.Monk
         build_once(tmp_path / "cache")
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="test_arm.py looks at ARM's library")
 def test_functions_that_all_files_share_have_no_instructions_of_a_larger_set():
     """The linker keeps one copy of each. On a processor without AVX-512 the copy of a file for AVX-512 ends the process."""
     library = str(library_path())

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -319,11 +320,35 @@ def test_no_instruction_set_behind_the_named_one_is_chosen(monkeypatch: pytest.M
     for name, last in (("avx2", Isa.AVX2), ("avx512", Isa.AVX512), ("AVX512_BF16", Isa.AVX512_BF16)):
         monkeypatch.setenv("BATON_MAX_CPU_ISA", name)
         assert library.fastest_exact() == max(
-            isa for isa in instruction_sets() if isa <= min(last, Isa.AVX512)
+            isa for isa in instruction_sets() if isa.level <= min(last, Isa.AVX512)
         )
-        assert (library.fastest_of_bfloat16() or Isa.AVX2) <= last
+        assert (library.fastest_of_bfloat16() or Isa.AVX2).level <= last
+    monkeypatch.setenv("BATON_MAX_CPU_ISA", "neon")
+    assert library.fastest_exact() in (Isa.AVX2, Isa.NEON)
     monkeypatch.setenv("BATON_MAX_CPU_ISA", "sse")
     with pytest.raises(
-        ConfigError, match="BATON_MAX_CPU_ISA is sse: it may be one of avx2, avx512, avx512_bf16"
+        ConfigError, match="BATON_MAX_CPU_ISA is sse: it may be one of avx2, avx512, avx512_bf16, amx, neon"
     ):
         library.fastest_exact()
+
+
+@pytest.mark.parametrize("name", ["", *(isa.name for isa in Isa)])
+def test_arm_chooses_its_own_kernels_whatever_is_named(monkeypatch: pytest.MonkeyPatch, name: str):
+    """NEON rounds no row, and every name allows at least AVX2, which has the same bits."""
+    monkeypatch.setattr(library, "instruction_sets", lambda: [Isa.NEON])
+    monkeypatch.setenv("BATON_MAX_CPU_ISA", name)
+    monkeypatch.setattr(library, "fastest_exact", fastest_exact.__wrapped__)
+    for choose in (fastest_exact, library.fastest_of_bytes, fastest_of_bfloat16):
+        assert getattr(choose, "__wrapped__", choose)() == Isa.NEON
+    assert not Isa.NEON.rounds_rows
+
+
+@pytest.mark.parametrize(("machine", "lacking"), [("x86_64", "AVX2, FMA or F16C"), ("aarch64", "ARMv8.2")])
+def test_a_processor_without_the_instructions_is_told_which(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, machine: str, lacking: str
+):
+    monkeypatch.setattr(library, "load", lambda _: SimpleNamespace(baton_has=lambda _: 0))
+    monkeypatch.setattr(library, "this_machine", lambda: machine)
+    assert library.native.__wrapped__() is None
+    assert "this processor lacks" in caplog.text
+    assert lacking in caplog.text

@@ -46,6 +46,7 @@ Tiles kind_of_tiles() {
 }
 
 bool has_isa(int64_t isa) {
+    if (isa > AMX) return false;
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     if (isa == AVX2) return avx2;
