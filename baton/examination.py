@@ -38,17 +38,9 @@ async def examine(
     num_each: int = 0,
 ) -> list[Finding]:
     """Examine. This node is asked whether an instance of each of `pools` fits, and this pod whether `num_each` do, unless that is
-    0. A Ray cluster's nodes are asked by what they could hold."""
+    0; they are then of one model, or of one group's. A Ray cluster's nodes are asked by what they could hold."""
     if not ray_address:
-        here = LocalNode()
-        tests = await measure_node(here.name, num_gpus_here())
-        fabric = await check_fabric([here], ask, within={here.name: tests.sendrecv_bytes_per_s})
-        own = [pool for pool in pools_of(config) if pool.name in pools and pool.num_instances]
-        kv_bytes = config.engine.kv_bytes * num_each * len(own) if num_each else all_kv_bytes(config)
-        of_models = {row.model.name: pools for row in config.rows}
-        found = check_node(here.name, config, kv_bytes, of_models, os.environ, num_each * len(own))
-        pod = [check_pod(here.name, config, own, num_each, on_gpus=bool(num_gpus_here()))] if num_each else []
-        return [*found, *pod, *tests.findings, *fabric]
+        return await _examine_here(config, ask, pools, num_each)
     join_ray(ray_address)
     try:
         nodes = living_nodes()
@@ -67,6 +59,27 @@ async def examine(
         return [*(finding for findings in of_nodes for finding in findings), *room, *clocks, *fabric]
     finally:
         ray.shutdown()
+
+
+async def _examine_here(
+    config: ClusterConfig, ask: Ask, pools: Sequence[PoolName], num_each: int
+) -> list[Finding]:
+    here = LocalNode()
+    tests = await measure_node(here.name, num_gpus_here())
+    fabric = await check_fabric([here], ask, within={here.name: tests.sendrecv_bytes_per_s})
+    of_models = {row.model.name: pools for row in config.rows}
+    if not num_each:
+        found = list(check_node(here.name, config, all_kv_bytes(config), of_models, os.environ))
+        return [*found, *tests.findings, *fabric]
+    [models] = colocations_of(config)
+    own: list[PoolName] = [
+        pool.name for pool in pools_of(models.first) if pool.name in pools and pool.num_instances
+    ]
+    num_here = num_each * len(own)
+    kv_bytes = models.most(lambda row: row.engine.kv_bytes) * num_here
+    found = list(check_node(here.name, config, kv_bytes, of_models, os.environ, num_here))
+    pod = check_pod(here.name, models, own, num_each, on_gpus=bool(num_gpus_here()))
+    return [*found, pod, *tests.findings, *fabric]
 
 
 async def examine_as_rank(

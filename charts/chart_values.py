@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from core.config.cluster_config import ClusterConfig
 from core.config.live_config import LiveConfig
+from core.config.model_rows import ModelName as RowName
 
 Quantity = str | int
 Raw = dict[str, Any]
@@ -152,6 +153,13 @@ class Model(_Values):
     ingress: Ingress = Ingress()
     service: Service = Service()
     expose: Expose = Expose()
+
+
+class FleetPods(_Values):
+    """Pods of one row of `config.models`, or of a residency group's rows. What is left out is as in `prefill` and `decode`."""
+
+    prefill: Pool = Pool()
+    decode: Pool = Pool()
 
 
 class ApiKeys(_Values):
@@ -372,6 +380,8 @@ class ChartValues(Model):
     fullnameOverride: str = ""
     image: Image = Image()
     models: dict[ModelName, Model] = {}
+    modelPods: dict[RowName, FleetPods] = {}
+    """Pods of rows of `config.models` that differ from `prefill` and `decode`; of a residency group under the group's name."""
     live: LiveConfig = LiveConfig()
     """What changes while the ingresses run, without a roll-out: service classes and tenants, of all models."""
     head: Head = Head()

@@ -16,8 +16,11 @@ SCHEMA, DEFAULTS = CHART / "values.schema.json", CHART / "files" / "defaults.jso
 
 
 def schema() -> dict[str, Any]:
-    """JSON schema; no object takes unknown keys, also those that are dataclasses and would."""
+    """Return the JSON schema. No object takes unknown keys, not even dataclasses. A row of `models` may be a path alone."""
     made: dict[str, Any] = _without_infinity(ChartValues.model_json_schema())
+    rows = made["$defs"]["ClusterConfig"]["properties"]["models"]["patternProperties"]
+    for name, row in rows.items():
+        rows[name] = {"anyOf": [row, {"type": "string"}]}
     _close(made)
     return made
 

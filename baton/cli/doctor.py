@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +15,8 @@ from baton.cli.yaml_file import read_yaml
 from cluster.preflight.findings import Finding, Verdict
 from core.config.cluster_config import ClusterConfig, load
 from core.config.pools import PoolName
+from core.config.residency_groups import colocations_of, part_of
+from core.errors import ConfigError
 
 _STYLE = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red", Verdict.SKIP: "dim"}
 
@@ -43,6 +44,7 @@ def doctor(
             min=0, help="How many of each --pool this pod has: is its memory limit enough? 0: don't ask."
         ),
     ] = 0,
+    model: Annotated[str, typer.Option(help="The row or group of --config's table that is here.")] = "",
     rank: Annotated[
         int,
         typer.Option(
@@ -66,21 +68,20 @@ def doctor(
     from baton.examination import backend_for, examine, examine_as_rank  # noqa: PLC0415 (seconds, which --help does not need)
     from cluster.preflight.fabric import Ask  # noqa: PLC0415 (seconds, which --help does not need)
 
-    settings = _settings(config, instances)
+    settings = _settings(config, instances, model)
     console = Console(stderr=True, highlight=False)
     with console.status("checking nodes and links ..."):
         ask = Ask(
             backend=backend_for(backend),
             mib=mib,
             expected_bytes_per_s=expect_gb_per_s * 1e9,
-            transfer=settings.transfer,
+            transfer=settings.rows[0].transfer,
             security=settings.security,
         )
         if world > 1:
             findings = asyncio.run(examine_as_rank(settings, rank, world, rendezvous, ask, wait_s))
         else:
-            named = pool or ("prefill", "decode")
-            pools: Sequence[PoolName] = [_pool(name) for name in named] if config else []
+            pools: list[PoolName] = [_pool(name) for name in pool or ("prefill", "decode")] if config else []
             findings = asyncio.run(examine(settings, ray_address, ask, pools, instances))
     if as_json:
         print(json.dumps([finding.as_dict() for finding in findings], indent=1))
@@ -91,10 +92,18 @@ def doctor(
     sys.exit(1 if failed else 0)
 
 
-def _settings(config: Path | None, num_instances: int) -> ClusterConfig:
-    """Return the configuration; that of its only model where a pod's instances are counted. Raises ConfigError."""
+def _settings(config: Path | None, num_instances: int, model: str) -> ClusterConfig:
+    """Return the configuration, with the rows that `model` names alone. Raises ConfigError, also where a pod's instances are
+    counted and could be of several models."""
     settings = load(read_yaml(config), os.environ)
-    return settings.only if num_instances else settings
+    if model:
+        return part_of(settings, model)
+    if num_instances and len(found := colocations_of(settings)) > 1:
+        names = ", ".join(each.name for each in found)
+        raise ConfigError(
+            f"--instances counts those of one model, and models has {names}: choose with --model"
+        )
+    return settings
 
 
 def _pool(name: str) -> PoolName:

@@ -11,6 +11,7 @@ import yaml
 from baton.cli.yaml_file import read_yaml
 from core.config.cluster_config import ClusterConfig, load
 from core.config.pools import Pool, pools_of
+from core.config.residency_groups import Colocation, colocations_of
 from core.errors import ConfigError
 
 
@@ -27,6 +28,8 @@ def pods(
 def resources_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values of the chart with `resources` alone. Raises ConfigError."""
     first = {name: values.get(name) or {} for name in ("config", "prefill", "decode")}
+    if first["config"].get("models"):
+        return {"modelPods": _of_table(first, values.get("modelPods") or {})}
     made = dict(_of_model(first))
     for name, own in (values.get("models") or {}).items():
         merged = {key: _merged(first[key], (own or {}).get(key) or {}) for key in first}
@@ -34,17 +37,34 @@ def resources_of(values: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _of_model(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    from cluster.preflight.pod_memory import pod_memory  # noqa: PLC0415 (PyTorch, which --help does not need)
+def _of_table(values: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the resources of each row's pods, and of those of a group's rows. `own`: what differs from `values`, by name."""
+    made: dict[str, Any] = {}
+    for models in colocations_of(load(values["config"], {})):
+        pods = {
+            role: _merged(values[role], (own.get(models.name) or {}).get(role) or {})
+            for role in ("prefill", "decode")
+        }
+        made[models.name] = dict(_of_pods(models, pods))
+    return made
 
-    config = load(values["config"], {}).only
+
+def _of_model(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    [models] = colocations_of(load(values["config"], {}).only)
+    return _of_pods(models, values)
+
+
+def _of_pods(models: Colocation, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    from cluster.preflight.pod_memory import memory_of  # noqa: PLC0415 (PyTorch, which --help does not need)
+
+    config = models.first
     pools = [pool for pool in pools_of(config) if pool.num_instances]
     groups = [[pool] for pool in pools] if not config.decode.shares_card else [pools]
     for group in groups:
         name = group[-1].name
         pod: Mapping[str, Any] = values[name]
         num_each, on_gpus = _instances_of(pod, group[-1]), bool(pod.get("gpusPerPod", 0))
-        needed = pod_memory(config, group, num_each, on_gpus=on_gpus)
+        needed = memory_of(models, [pool.name for pool in group], num_each, on_gpus=on_gpus)
         memory = f"{needed.num_gib}Gi"
         cpus = sum(_cpus(config, pool) for pool in group) * num_each + 1
         resources = {"requests": {"cpu": cpus, "memory": memory}, "limits": {"memory": memory}}

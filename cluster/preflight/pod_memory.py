@@ -13,7 +13,8 @@ from cluster.preflight.findings import Finding, Verdict
 from core.config.cluster_config import ClusterConfig, EngineConfig
 from core.config.draft_config import engine_of_role
 from core.config.parallel_config import ParallelConfig
-from core.config.pools import Pool
+from core.config.pools import Pool, PoolName, pools_of
+from core.config.residency_groups import Colocation
 from core.cost.memory_model import DeviceMemory, gib
 from core.errors import ConfigError
 from core.kv import num_blocks_for
@@ -30,6 +31,7 @@ PROCESS_BYTES = GIB // 2
 GPU_PROCESS_BYTES = 4 * GIB
 """The same of a rank on a GPU: CUDA's libraries and pinned buffers. An assumption."""
 _ENDLESS_BYTES = 1 << 50
+_PROCESSES, _RAY = "of processes", "for Ray"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +63,57 @@ def pod_memory(config: ClusterConfig, pools: Sequence[Pool], num_each: int, *, o
         for pool, mesh in zip(pools, meshes, strict=True)
     ]
     sums = {what: sum(dict(part)[what] for part in parts) * num_each for what, _ in parts[0]}
-    return PodMemory((*sums.items(), ("for Ray", NODE_BYTES)))
+    return PodMemory((*sums.items(), (_RAY, NODE_BYTES)))
+
+
+def memory_of(models: Colocation, pools: Sequence[PoolName], num_each: int, *, on_gpus: bool) -> PodMemory:
+    """Return what a pod needs that has `num_each` instances of each of `pools`: of one model, or of each model of a group. Raises
+    ConfigError where a model cannot be described."""
+    needed = [
+        pod_memory(row, [pool for pool in pools_of(row) if pool.name in pools], num_each, on_gpus=on_gpus)
+        for row in models.rows
+    ]
+    if len(needed) == 1:
+        return needed[0]
+    kept = [_kept_asleep(row, pools, on_gpus=on_gpus) * num_each for row in models.rows]
+    processes = [dict(each.parts)[_PROCESSES] for each in needed]
+    awake = [each.num_bytes - NODE_BYTES - own for each, own in zip(needed, processes, strict=True)]
+    more = sorted(max(0, all_of - least) for all_of, least in zip(awake, kept, strict=True))
+    # Instances of one rank are in one process, and others' ranks have a process each, also while they sleep.
+    shared = all(pool.parallel.num_ranks == 1 for pool in pools_of(models.first) if pool.name in pools)
+    return PodMemory(
+        (
+            ("of models that sleep", sum(kept)),
+            ("more of those that are awake", sum(more[-models.awake_models :])),
+            (_PROCESSES, max(processes) if shared else sum(processes)),
+            (_RAY, NODE_BYTES),
+        )
+    )
+
+
+def _kept_asleep(row: ClusterConfig, pools: Sequence[PoolName], *, on_gpus: bool) -> int:
+    """Return the host memory that an instance of each of `pools` keeps while it sleeps."""
+    residency, total = row.schedule.residency, 0
+    for pool in pools_of(row):
+        if pool.name not in pools:
+            continue
+        if residency.keeps_kv:
+            total += row.engine.host_cache_bytes
+        if residency.level == 1:
+            size = _size(
+                row, engine_of_role(row.engine, pool.name), describe(row.model.path), pool, on_gpus=on_gpus
+            )
+            total += sum(need.weight_bytes for need in size.needs) // pool.parallel.hosts
+    return total
 
 
 def check_pod(
-    where: str, config: ClusterConfig, pools: Sequence[Pool], num_each: int, *, on_gpus: bool
+    where: str, models: Colocation, pools: Sequence[PoolName], num_each: int, *, on_gpus: bool
 ) -> Finding:
-    """Compare this pod's limit with what its instances need."""
-    names = " and ".join(pool.name for pool in pools)
+    """Compare this pod's limit with what its instances need. The arguments are as in `memory_of`."""
+    names = " and ".join(pools)
     try:
-        needed = pod_memory(config, pools, num_each, on_gpus=on_gpus)
+        needed = memory_of(models, pools, num_each, on_gpus=on_gpus)
     except ConfigError as error:
         return Finding(where=where, check="pod memory", verdict=Verdict.SKIP, measured=str(error))
     limit = host_memory().total_bytes
@@ -112,7 +155,7 @@ def _instance(
         ("for the largest step", steps // parallel.hosts),
         ("for KV", kv_bytes // parallel.hosts),
         ("for host_cache_bytes", config.engine.host_cache_bytes),
-        ("of processes", own + each * num_here),
+        (_PROCESSES, own + each * num_here),
     ]
 
 

@@ -51,6 +51,15 @@ def colocations_of(config: "ClusterConfig") -> tuple[Colocation, ...]:
     )
 
 
+def part_of(config: "ClusterConfig", name: str) -> "ClusterConfig":
+    """Return the configuration with one row of its table, or with the rows of one group. Raises ConfigError."""
+    found = {each.name: each for each in colocations_of(config)} if config.models else {}
+    if name not in found:
+        raise ConfigError(f"{name!r} is no row of models and no group of rows; these are: {', '.join(found)}")
+    rows = {row.model.name: config.models[row.model.name] for row in found[name].rows}
+    return config.model_copy(update={"models": rows})
+
+
 _ALIKE = (
     "any_role",
     "prefill_instances",

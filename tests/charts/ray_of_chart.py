@@ -1,7 +1,7 @@
 """Run by test_on_ray.py: a Ray cluster with a node for each pod that the chart would make, each offering what its group offers.
 
-`python -m tests.charts.ray_of_chart VALUES.json SEEN.json`: deploys the chart's Serve configuration there, asks for a completion,
-and notes on which group's node each replica runs and how many processes say that they compute."""
+`python -m tests.charts.ray_of_chart VALUES.json SEEN.json`: deploys the chart's Serve configuration there, asks each
+model for a completion, and notes on which group's node each replica runs and how many processes say that they compute."""
 
 import json
 import os
@@ -18,6 +18,7 @@ from cluster.deploy.kube.serving_mark import FOLDER
 from cluster.deploy.kube.worker_groups import offered_resources
 from cluster.deploy.serve_file import check_serve_file
 from cluster.deploy.serve_rest import ServeRest
+from core.config.residency_groups import colocations_of
 from core.errors import ConfigError
 from tests.charts.rendering import ROOT, cluster_spec, render, serve_config
 from tests.deploy.ray_nodes import actors_here, last_words, ray_of_nodes
@@ -45,12 +46,18 @@ def main() -> None:
     except ConfigError:
         sys.stderr.write(last_words([Path(cluster.head_node.get_session_dir_path())]))
         raise
+    config = configs["baton"]
     seen = {
         "placed": _placed(rest.applications(), groups),
         "ranks": _ranks(groups),
-        "text": _complete(configs["baton"].serve.port),
+        "texts": {
+            name: _complete(config.serve.port, name) for name in list(config.models) or ["baton-embedded"]
+        },
         "marks": _marks(
-            sum(config.prefill_instances + config.decode_instances for config in configs.values())
+            sum(
+                (each.first.prefill_instances + each.first.decode_instances) * each.awake_models
+                for each in colocations_of(config)
+            )
         ),
     }
     target.write_text(json.dumps(seen))
@@ -89,8 +96,8 @@ def _asked(resources: dict[str, float]) -> dict[str, float]:
     return {name.partition("_group_")[0]: n for name, n in resources.items() if "bundle" not in name}
 
 
-def _complete(port: int) -> str:
-    body = {"model": "baton-embedded", "prompt": "import os\n", "max_tokens": 8, "temperature": 0}
+def _complete(port: int, model: str) -> str:
+    body = {"model": model, "prompt": "import os\n", "max_tokens": 8, "temperature": 0}
     deadline_at = time.monotonic() + TIMEOUT_S
     while httpx.get(f"http://127.0.0.1:{port}/ready", timeout=PATIENCE_S).status_code != 200:
         assert time.monotonic() < deadline_at

@@ -2,12 +2,18 @@
 
 import json
 import shlex
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 from helm_python import Chart
+
+from cluster.deploy.deployment_names import deployment_suffix
+from core.config.cluster_config import ClusterConfig
+from core.config.pools import PoolName, pools_of
+from core.config.residency_groups import Colocation, colocations_of
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "baton"
@@ -79,6 +85,38 @@ def serve_config(objects: list[Object]) -> Object:
         if made["kind"] == "ConfigMap" and "serve.yaml" in made["data"]:
             return yaml.safe_load(made["data"]["serve.yaml"])
     raise AssertionError("no Serve configuration")
+
+
+def deployed_pools(application: Object) -> Iterator[tuple[Colocation, PoolName, Object]]:
+    """Yield whose pool each is, its role, and its deployment."""
+    config = ClusterConfig.model_validate(application["args"])
+    deployments = {one["name"]: one for one in application["deployments"]}
+    for models in colocations_of(config):
+        for pool in pools_of(models.first):
+            name = f"{pool.name.title()}Pool{deployment_suffix(config, models.name)}"
+            if pool.num_instances:
+                yield models, pool.name, deployments[name]
+
+
+def num_replicas(application: Object) -> dict[str, int]:
+    """How many replicas each deployment begins with."""
+    config = ClusterConfig.model_validate(application["args"])
+    found = {"Ingress": config.ingress_instances}
+    found |= {f"Group{deployment_suffix(config, name)}": 1 for name in config.residency_groups}
+    for row in config.rows:
+        found[f"Scheduler{deployment_suffix(config, row.model.name)}"] = row.num_scheduler_processes
+    for models, role, deployment in deployed_pools(application):
+        found[deployment["name"]] = getattr(models.first, f"{role}_instances")
+    return found
+
+
+def asked_of(deployment: Object) -> dict[str, float]:
+    """What one instance asks of Ray beside CPUs and GPUs, and `GPU`."""
+    bundles, options = deployment.get("placement_group_bundles"), deployment["ray_actor_options"]
+    if bundles:
+        return {name: sum(bundle.get(name, 0) for bundle in bundles) for name in bundles[0] if name != "CPU"}
+    gpus = {"GPU": options["num_gpus"]} if options.get("num_gpus") else {}
+    return {**options.get("resources", {}), **gpus}
 
 
 def pods(objects: list[Object]) -> dict[str, Object]:

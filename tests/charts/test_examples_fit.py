@@ -8,42 +8,38 @@ import torch
 
 from cluster.deploy.kube.worker_groups import offered_resources
 from core.config.cluster_config import ClusterConfig
+from core.config.pools import PoolName
 from core.cost.memory_model import DeviceMemory
 from engine.sizing.model_dims import mesh_of
 from engine.sizing.pool_size import PoolSize, RankMemory, size_pool
 from models.files.hub import resolve
 from sim.catalogue.catalogue import GPUS
-from tests.charts.rendering import EXAMPLES, cluster_spec, container, example, serve_config
+from tests.charts.rendering import (
+    EXAMPLES,
+    asked_of,
+    cluster_spec,
+    container,
+    deployed_pools,
+    example,
+    serve_config,
+)
 from tests.models.real_configs import write_config
 
-PODS = {"PrefillPool": "prefill", "DecodePool": "decode"}
 UNITS = {"Gi": 2**30, "Ti": 2**40}
 
 
-def pools(name: str) -> list[tuple[ClusterConfig, dict[str, Any], dict[str, Any]]]:
-    """(configuration, deployment, worker group) of each pool of each model."""
+def pools(name: str) -> list[tuple[ClusterConfig, PoolName, dict[str, Any], dict[str, Any]]]:
+    """(a model's configuration, role, deployment, worker group) of each pool of each model."""
     objects = example(name)
     groups = cluster_spec(objects)["workerGroupSpecs"]
     return [
-        (ClusterConfig.model_validate(application["args"]), deployment, group)
+        (config, role, deployment, group)
         for application in serve_config(objects)["applications"]
-        for deployment in application["deployments"]
-        if deployment["name"] in PODS
+        for models, role, deployment in deployed_pools(application)
+        for config in models.rows
         for group in groups
         if set(asked_of(deployment)) & set(offered_resources(group))
     ]
-
-
-def asked_of(deployment: dict[str, Any]) -> dict[str, float]:
-    """What one instance asks of Ray beside CPUs and GPUs, and `GPU`."""
-    bundles = deployment.get("placement_group_bundles")
-    options = deployment["ray_actor_options"]
-    if bundles:
-        return {name: sum(bundle.get(name, 0) for bundle in bundles) for name in bundles[0] if name != "CPU"}
-    return {
-        **options.get("resources", {}),
-        **({"GPU": options["num_gpus"]} if options.get("num_gpus") else {}),
-    }
 
 
 def memory_in(group: dict[str, Any], num_gpus: float, num_ranks: int) -> RankMemory:
@@ -62,9 +58,9 @@ def memory_in(group: dict[str, Any], num_gpus: float, num_ranks: int) -> RankMem
 
 
 def size_of(
-    config: ClusterConfig, deployment: dict[str, Any], group: dict[str, Any], folder: Path
+    config: ClusterConfig, role: PoolName, deployment: dict[str, Any], group: dict[str, Any], folder: Path
 ) -> PoolSize:
-    parallel = getattr(config, PODS[deployment["name"]])
+    parallel = getattr(config, role)
     num_gpus = asked_of(deployment).get("GPU", 0)
     path = config.model.path
     return size_pool(
@@ -83,7 +79,7 @@ def test_an_instance_of_each_pool_of_an_example_fits_and_holds_a_whole_context(
 ) -> None:
     found = pools(name)
     assert found
-    for config, deployment, group in found:
-        size = size_of(config, deployment, group, tmp_path)
+    for config, role, deployment, group in found:
+        size = size_of(config, role, deployment, group, tmp_path)
         tokens = size.num_blocks * config.engine.block_size
         assert tokens >= size.max_context_tokens, f"{config.model.path}, {deployment['name']}"

@@ -1,5 +1,6 @@
 """Requests and limits follow Baton's memory model: `baton pods` prints them, and each pod compares its own before it joins."""
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from baton.cli.pods import resources_of
 from cluster.deploy.kube.worker_groups import offered_resources
 from cluster.deploy.pool_instance import INSTANCES
 from core.config.cluster_config import ClusterConfig, load
+from core.errors import ConfigError
 from tests.charts.rendering import (
     EXAMPLES,
     Object,
@@ -107,8 +109,9 @@ def test_what_an_example_gives_its_pods_is_at_least_what_baton_pods_prints(name:
     objects = example(name)
     printed = resources_of(yaml.safe_load(EXAMPLES[name].read_text()))
     groups = {group["groupName"]: group for group in cluster_spec(objects)["workerGroupSpecs"]}
-    asked = {**printed, **_named(printed.get("models", {}))}
-    asked.pop("models", None)
+    asked = {**printed, **_named(printed.get("models", {})), **_named(printed.get("modelPods", {}))}
+    for table in ("models", "modelPods"):
+        asked.pop(table, None)
     assert set(asked) == {group for group in groups if not group.endswith("ingress")}
     for group, values in asked.items():
         given = container(groups[group]["template"])["resources"].get("limits", {})
@@ -118,7 +121,11 @@ def test_what_an_example_gives_its_pods_is_at_least_what_baton_pods_prints(name:
 
 
 def _named(models: Object) -> Object:
-    return {f"{model}-{pool}": found for model, pools in models.items() for pool, found in pools.items()}
+    return {
+        f"{re.sub('[^a-z0-9]+', '-', model.lower())}-{pool}": found
+        for model, pools in models.items()
+        for pool, found in pools.items()
+    }
 
 
 @pytest.mark.usefixtures("described")
@@ -133,6 +140,39 @@ def test_what_is_printed_is_values_of_the_chart() -> None:
     assert num_bytes(limits["decode"]) - num_bytes(limits["prefill"]) >= 8 << 30, "one pool more"
     made = pods(render({**values, "decode": {**values["decode"], **printed["decode"]}}))
     assert container(made["decode"])["resources"]["limits"]["memory"] == limits["decode"]
+
+
+@pytest.mark.usefixtures("described")
+def test_of_a_table_each_rows_pods_are_printed_and_a_groups_under_its_name() -> None:
+    seldom = {"path": "embedded", "schedule": {"residency": {"mode": "on_demand", "group": "card"}}}
+    models = {"code": {"path": "embedded", "engine": {"kv_bytes": 8 << 30}}, "a": seldom, "b": seldom}
+    values: Object = {
+        "config": {"models": models, "residency_groups": {"card": {"awake_models": 1}}},
+        "modelPods": {"code": {"decode": {"instancesPerPod": 2}}},
+    }
+    printed = resources_of(values)
+    assert set(printed) == {"modelPods"}
+    limits = {
+        f"{name}-{role}": found["resources"]["limits"]["memory"]
+        for name, pools in printed["modelPods"].items()
+        for role, found in pools.items()
+    }
+    assert set(limits) == {f"{name}-{role}" for name in ("code", "card") for role in ("prefill", "decode")}
+    assert num_bytes(limits["code-decode"]) - num_bytes(limits["code-prefill"]) >= 8 << 30
+    made = pods(render({**values, **printed}))
+    for group, limit in limits.items():
+        assert container(made[group])["resources"]["limits"]["memory"] == limit
+    first = made["card-decode"]["spec"]["initContainers"][0]["command"]
+    assert shlex.join(first[2:]) == (
+        "--config /etc/baton/config/baton.yaml --model=card --instances 1 --pool decode"
+    )
+
+
+def test_a_doctor_that_counts_instances_of_several_models_asks_which(tmp_path: Path) -> None:
+    (file := tmp_path / "models.yaml").write_text("models: {a: embedded, b: embedded}")
+    options = ["--config", str(file), "--instances", "1", "--pool", "decode"]
+    with pytest.raises(ConfigError, match="models has a, b: choose with --model"):
+        CliRunner().invoke(app, ["doctor", *options], catch_exceptions=False)
 
 
 @pytest.mark.parametrize(

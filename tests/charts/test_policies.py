@@ -18,6 +18,7 @@ from tests.charts.rendering import (
     cluster_spec,
     container,
     example,
+    num_replicas,
     of_kind,
     pods,
     render,
@@ -39,13 +40,8 @@ def test_what_serve_asks_for_the_groups_have(name: str) -> None:
         offered["GPU"] += num_gpus * num_pods
     asked: Counter[str] = Counter()
     for application in serve_config(objects)["applications"]:
-        config = ClusterConfig.model_validate(application["args"])
-        numbers = {
-            "Scheduler": config.serve.schedulers + config.num_spare_schedulers,
-            "Ingress": config.ingress_instances,
-            "PrefillPool": config.prefill_instances,
-            "DecodePool": config.decode_instances,
-        }
+        numbers = num_replicas(application)
+        assert set(numbers) == {deployment["name"] for deployment in application["deployments"]}
         for deployment in application["deployments"]:
             number = numbers[deployment["name"]]
             options = deployment["ray_actor_options"]

@@ -46,12 +46,12 @@ def test_what_is_named_is_there(place: Path) -> None:
 
 
 def test_each_query_of_the_dashboard_is_of_the_chosen_jobs_and_models() -> None:
-    """The label of the model is the chart's; elsewhere nothing has it, and every model is chosen."""
+    """`baton_model` is a label of the chart's, and `model` one of a table's rows; elsewhere nothing has them, and all are chosen."""
     board = json.loads((FILES / "dashboards" / "baton.json").read_text())
     queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
     assert queries
     for query in queries:
-        assert query.count('{job=~"$job",baton_model=~"$model"') == len(NAME.findall(query)) - query.count(
-            "baton_model"
-        )
-    assert {"job", "model"} <= {variable["name"] for variable in board["templating"]["list"]}
+        assert query.count('{job=~"$job",baton_model=~"$model",model=~"$row"') == len(
+            NAME.findall(query)
+        ) - query.count("baton_model")
+    assert {"job", "model", "row"} <= {variable["name"] for variable in board["templating"]["list"]}

@@ -44,15 +44,19 @@ workerGroupSpecs:
 {{- define "baton.groups" -}}
 {{- $groups := list -}}
 {{- range $model := include "baton.models" . | fromJsonArray -}}
-  {{- /* Room for an ingress, the pod's share of the schedulers (a single one has a spare), and the next version of each beside it while Serve rolls one out. */ -}}
+  {{- /* Room for an ingress, the pod's share of the schedulers, and the next version of each beside it while Serve rolls one out. */ -}}
   {{- $pods := max 1 $model.ingressReplicas | int -}}
-  {{- $schedulers := div (add (max 2 ($model.effective.serve.schedulers | int)) (sub $pods 1)) $pods -}}
-  {{- $resources := dict (printf "%singress" $model.prefix) (mul 2 (add 1 $schedulers) | int) -}}
-  {{- $groups = append $groups (dict "kind" "ingress" "pod" $model.values.ingress "model" $model "resources" $resources "replicas" $model.ingressReplicas "size" 1) -}}
+  {{- $others := int $model.onIngress.others -}}
+  {{- range $model.fleets -}}{{- $others = add $others (int .onIngress.others) -}}{{- end -}}
+  {{- $share := div (add $others (sub $pods 1)) $pods -}}
+  {{- $resources := dict (printf "%singress" $model.prefix) (mul 2 (add 1 $share) | int) -}}
+  {{- $groups = append $groups (dict "kind" "ingress" "pod" $model.values.ingress "model" (omit $model "fleets") "resources" $resources "replicas" $model.ingressReplicas "size" 1) -}}
+  {{- range $model := prepend $model.fleets $model -}}
   {{- range $role, $pool := $model.groups -}}
     {{- $resources := dict $pool.resource $pool.offered -}}
     {{- if $pool.shares -}}{{- $_ := set $resources $model.pools.prefill.resource $model.pools.prefill.offered -}}{{- end -}}
-    {{- $groups = append $groups (dict "kind" $role "pod" (index $model.values $role) "model" $model "pool" $pool "resources" $resources "replicas" $pool.replicas "size" $pool.podsEach) -}}
+    {{- $groups = append $groups (dict "kind" $role "pod" (index $model.values $role) "model" (omit $model "fleets") "pool" $pool "resources" $resources "replicas" $pool.replicas "size" $pool.podsEach) -}}
+  {{- end -}}
   {{- end -}}
 {{- end -}}
 {{- toJson $groups -}}

@@ -1,8 +1,18 @@
+{{/* The configuration of the endpoint that a model or a fleet belongs to, in its pods. */}}
+{{- define "baton.configFile" -}}
+/etc/baton/config/{{ default .name .application }}.yaml
+{{- end -}}
+
+{{/* Which row or group of the table there, as a part of a command; empty without a table. */}}
+{{- define "baton.rowOption" -}}
+{{- if .application }}{{ printf "--model=%s" .name | quote }}, {{ end -}}
+{{- end -}}
+
 {{/* Memory, limits, RDMA ports, GPUs and the links between them: a pod that is not fit never becomes ready. */}}
 {{- define "baton.doctorContainer" -}}
 - name: doctor
   {{- include "baton.container" . | nindent 2 }}
-  command: [baton, doctor, --config, /etc/baton/config/{{ .model.name }}.yaml, --instances, {{ .pool.perPod | quote }}, --pool, {{ .kind }}
+  command: [baton, doctor, --config, {{ include "baton.configFile" .model }}, {{ include "baton.rowOption" .model }}--instances, {{ .pool.perPod | quote }}, --pool, {{ .kind }}
     {{- if .pool.shares }}, --pool, prefill{{ end }}]
 {{- end -}}
 
@@ -14,7 +24,7 @@
   securityContext:
     {{- include "baton.containerSecurity" (dict) | nindent 4 }}
   command: [python, -m, cluster.deploy.kube.model_files, wait, --volume=/models,
-    --config=/etc/baton/config/{{ .model.name }}.yaml, --timeout-s={{ .root.Values.modelCache.fetch.timeoutSeconds }}]
+    --config={{ include "baton.configFile" .model }}, {{ include "baton.rowOption" .model }}--timeout-s={{ .root.Values.modelCache.fetch.timeoutSeconds }}]
   resources:
     requests: {cpu: 50m, memory: 256Mi, ephemeral-storage: 64Mi}
     limits: {memory: 512Mi, ephemeral-storage: 64Mi}

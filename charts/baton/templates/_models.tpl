@@ -1,29 +1,34 @@
 {{/*
-Every model of the release, as a JSON list. Each has
+Every endpoint of the release, as a JSON list: one model, or those of its `config.models`. Each has
   name        of its Serve application
-  prefix      of its worker groups and Ray resources; empty for the first model
+  label       of its pods
+  prefix      of its worker groups and Ray resources; empty for the first one
+  suffix      of its deployments
   fullname    of its Service
   values      its part of the values; `config` as it was given
   effective   its whole ClusterConfig, defaults included
   ingressReplicas  pods that speak HTTP
+  onIngress   names of the deployments that are placed on them, and how many replicas these have, ingresses apart
   pools       for prefill and decode, what follows from both: see baton.pool
   groups      the pools that have pods of their own; on shared cards prefill instances are in decode's
+  loads       for each model, what its instances load: its path, and how it guesses
+  fleets      of `config.models`, whose pools are theirs: see baton.fleetsOf
 */}}
 {{- define "baton.models" -}}
 {{- $root := . -}}
 {{- $first := pick .Values "config" "prefill" "decode" "ingress" "service" "expose" -}}
 {{- $fullname := include "baton.fullname" . -}}
-{{- $models := list (dict "name" "baton" "prefix" "" "fullname" $fullname "values" $first) -}}
+{{- $models := list (dict "name" "baton" "label" "baton" "prefix" "" "suffix" "" "fullname" $fullname "values" $first) -}}
 {{- range $name, $given := .Values.models -}}
   {{- $values := mergeOverwrite (deepCopy $first) (deepCopy $given) -}}
-  {{- $models = append $models (dict "name" $name "prefix" (printf "%s-" $name) "fullname" (printf "%s-%s" $fullname $name) "values" $values) -}}
+  {{- $models = append $models (dict "name" $name "label" $name "prefix" (printf "%s-" $name) "suffix" "" "fullname" (printf "%s-%s" $fullname $name) "values" $values) -}}
 {{- end -}}
 {{- range $model := $models -}}
   {{- $defaults := $root.Files.Get "files/defaults.json" | fromJson -}}
   {{- /* Longer than a probe's period and the time that endpoints take to change on every node. */}}
   {{- $_ := set $defaults.config.serve "drain_notice_s" 10.0 -}}
   {{- /* One that is lost is not missed: Serve takes seconds to start another. */}}
-  {{- $_ := set $defaults.config.serve "schedulers" 2 -}}
+  {{- $_ := set $defaults.config.serve "schedulers" (ternary 1 2 (dig "residency_groups" false (default (dict) $model.values.config) | empty | not)) -}}
   {{- $_ := set $defaults.config "ingress_instances" 2 -}}
   {{- $effective := mergeOverwrite $defaults.config (deepCopy (default (dict) $model.values.config)) -}}
   {{- $_ := set $model "effective" $effective -}}
@@ -31,18 +36,35 @@ Every model of the release, as a JSON list. Each has
     {{- $default := index $defaults (ternary $kind "pool" (eq $kind "ingress")) -}}
     {{- $_ := set $model.values $kind (mergeOverwrite (deepCopy $default) (default (dict) (index $model.values $kind))) -}}
   {{- end -}}
-  {{- $pools := dict -}}
-  {{- range $role := list "prefill" "decode" -}}
-    {{- if gt (index $effective (printf "%s_instances" $role) | int) 0 -}}
-      {{- $_ := set $pools $role (include "baton.pool" (dict "role" $role "model" $model) | fromJson) -}}
-    {{- end -}}
+  {{- $fleets := include "baton.fleetsOf" (dict "model" $model "defaults" $defaults "modelPods" $root.Values.modelPods) | fromJsonArray -}}
+  {{- if $fleets -}}
+    {{- $_ := set $model "pools" dict -}}
+    {{- $_ := set $model "groups" dict -}}
+    {{- $_ := set $model "loads" list -}}
+    {{- $_ := set $model "onIngress" (dict "names" (list "Ingress") "others" 0) -}}
+  {{- else -}}
+    {{- include "baton.addPools" $model -}}
+    {{- $_ := set $model "loads" (list (list $effective.model.path $effective.engine.speculate)) -}}
+    {{- /* A single scheduler has a spare. */}}
+    {{- $_ := set $model "onIngress" (dict "names" (list "Scheduler" "Ingress") "others" (max 2 (int $effective.serve.schedulers))) -}}
   {{- end -}}
-  {{- $_ := set $model "pools" $pools -}}
-  {{- $_ := set $model "groups" (ternary (pick $pools "decode") $pools $pools.decode.shares) -}}
+  {{- $_ := set $model "fleets" $fleets -}}
   {{- $given := $model.values.ingress.replicas -}}
   {{- $_ := set $model "ingressReplicas" (ternary $effective.ingress_instances $given (kindIs "invalid" $given) | int) -}}
 {{- end -}}
 {{- toJson $models -}}
+{{- end -}}
+
+{{/* Sets a model's or a fleet's `pools` and `groups`. */}}
+{{- define "baton.addPools" -}}
+{{- $pools := dict -}}
+{{- range $role := list "prefill" "decode" -}}
+  {{- if gt (index $.effective (printf "%s_instances" $role) | int) 0 -}}
+    {{- $_ := set $pools $role (include "baton.pool" (dict "role" $role "model" $) | fromJson) -}}
+  {{- end -}}
+{{- end -}}
+{{- $_ := set . "pools" $pools -}}
+{{- $_ := set . "groups" (ternary (pick $pools "decode") $pools $pools.decode.shares) -}}
 {{- end -}}
 
 {{/*

@@ -73,7 +73,7 @@ spec:
 {{ include "baton.selector" .root }}
 baton/role: {{ .kind }}
 {{- if .model }}
-baton/model: {{ .model.name }}
+baton/model: {{ toYaml .model.label }}
 {{- end }}
 {{- end -}}
 

@@ -9,25 +9,36 @@ applications:
 - name: {{ $model.name }}
   import_path: cluster.deploy.serve_app:build
   route_prefix: null
-  {{- if dig "scaling" "enabled" false (default (dict) $model.values.config) }}
+  {{- if include "baton.scales" $model }}
   external_scaler_enabled: true
   {{- end }}
   args:
     {{- include "baton.args" (dict "root" $ "model" $model) | nindent 4 }}
   deployments:
-  {{- range list "Scheduler" "Ingress" }}
+  {{- /* The pods' resource bounds how many there are: with their models these become more than the pods have processors. */}}
+  {{- $cpus := ternary 0 0.1 (not (empty $model.fleets)) }}
+  {{- range $fleet := prepend $model.fleets $model }}
+  {{- range $fleet.onIngress.names }}
   - name: {{ . }}
-    ray_actor_options: {num_cpus: 0.1, resources: { {{ $model.prefix }}ingress: 1}}
+    ray_actor_options: {num_cpus: {{ $cpus }}, resources: { {{ $model.prefix }}ingress: 1}}
   {{- end }}
-  {{- range $role, $pool := $model.pools }}
-  - name: {{ title $role }}Pool
+  {{- range $role, $pool := $fleet.pools }}
+  - name: {{ title $role }}Pool{{ $fleet.suffix }}
     ray_actor_options: {{ toJson $pool.actor }}
     {{- with $pool.bundles }}
     placement_group_bundles: {{ toJson . }}
     placement_group_strategy: {{ $pool.strategy }}
     {{- end }}
   {{- end }}
+  {{- end }}
 {{- end }}
+{{- end -}}
+
+{{/* Not empty: a pool of the endpoint follows its load. */}}
+{{- define "baton.scales" -}}
+{{- range append (default list .fleets) . -}}
+{{- if and .groups .effective.scaling.enabled }}yes{{ end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "baton.args" -}}

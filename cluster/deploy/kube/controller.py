@@ -151,10 +151,27 @@ def _addresses(applications: Mapping[str, Any]) -> set[str]:
     }
 
 
-def watch(owner: Owner, http: httpx.Client, endpoint: str, seen: Instances) -> None:
-    """Look once at the instances behind `endpoint`. Raises httpx.HTTPError where it does not answer."""
-    answer = http.get(f"{endpoint}/cluster").raise_for_status()
-    for notice in seen.look(answer.json()["instances"]):
+def watch(owner: Owner, http: httpx.Client, endpoint: str, seen: dict[str, Instances]) -> None:
+    """Look once at the instances of each model behind `endpoint`. `seen`: by model; it is added to. A model whose scheduler does
+    not answer keeps nobody from looking at the next. Raises httpx.HTTPError where the endpoint does not answer."""
+    answer = http.get(f"{endpoint}/cluster").raise_for_status().json()
+    names = [one["model"] for one in answer.get("models", ())]
+    _tell(owner, seen, answer, of_many=bool(names))
+    for name in names:
+        if name != answer["model"]:
+            _try(lambda: _tell(owner, seen, _cluster_of(http, endpoint, name), of_many=True))  # noqa: B023
+
+
+def _cluster_of(http: httpx.Client, endpoint: str, model: str) -> dict[str, Any]:
+    found: dict[str, Any] = http.get(f"{endpoint}/cluster", params={"model": model}).raise_for_status().json()
+    return found
+
+
+def _tell(owner: Owner, seen: dict[str, Instances], answer: Mapping[str, Any], *, of_many: bool) -> None:
+    """Write what has happened to the instances of one model since the last look."""
+    name = answer["model"]
+    of_model = seen.setdefault(name, Instances(name if of_many else ""))
+    for notice in of_model.look(answer["instances"], answer["sleepers"]):
         owner.tell(notice, datetime.now(UTC))
 
 
@@ -163,7 +180,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--namespace", required=True)
     made.add_argument("--kind", choices=_KINDS, required=True)
     made.add_argument("--name", required=True)
-    made.add_argument("--endpoint", action="append", default=[], help="a model's API; may be repeated")
+    made.add_argument("--endpoint", action="append", default=[], help="an API; may be repeated")
     made.add_argument("--ca", default="", help="PEM file of the authority of the endpoints' certificates")
     made.add_argument("--scale", action="store_true", help="size the worker groups by what Serve wants")
     made.add_argument("--dashboard", required=True, help="of the Ray cluster")
@@ -178,7 +195,7 @@ def main() -> None:
     config.load_incluster_config()
     owner = Owner(client.ApiClient(), given.namespace, given.kind, given.name)
     http = http_client(os.environ.get("BATON_METRICS_KEY", ""), given.ca)
-    seen = {endpoint: Instances() for endpoint in given.endpoint}
+    seen: dict[str, dict[str, Instances]] = {endpoint: {} for endpoint in given.endpoint}
     while True:
         for endpoint, instances in seen.items():
             _try(lambda: watch(owner, http, endpoint, instances))  # noqa: B023

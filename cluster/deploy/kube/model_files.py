@@ -16,6 +16,7 @@ import yaml
 
 from core.config.cluster_config import ClusterConfig, load
 from core.config.draft_config import draft_path
+from core.config.residency_groups import part_of
 from core.errors import ConfigError
 from models.files.hub import folder_of, resolve
 
@@ -26,8 +27,8 @@ _SAY_EVERY_S = 60.0
 
 
 def hub_ids(config: ClusterConfig) -> list[str]:
-    """Return the hub ids of what an instance loads. Raises ConfigError."""
-    paths = [config.model.path, draft_path(config.engine)]
+    """Return the hub ids of what instances load, of all models. Raises ConfigError."""
+    paths = [path for row in config.rows for path in (row.model.path, draft_path(row.engine))]
     return [path for path in paths if path and folder_of(path) is None]
 
 
@@ -68,12 +69,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("fetch", "wait"))
     parser.add_argument("--config", action="append", type=Path, required=True, help="may be repeated")
+    parser.add_argument("--model", default="", help="a row or a residency group of models; default: all")
     parser.add_argument("--volume", type=Path, required=True, help="the same folder for all, HF_HOME")
     parser.add_argument("--timeout-s", type=float, default=7200.0)
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         configs = [load(yaml.safe_load(file.read_text()), os.environ) for file in given.config]
+        if given.model:
+            configs = [part_of(config, given.model) for config in configs]
         ids = list(dict.fromkeys(one for config in configs for one in hub_ids(config)))
         if given.what == "fetch":
             fetch(ids, given.volume)

@@ -8,10 +8,12 @@ import torch
 
 from cluster.preflight import pod_memory as module
 from cluster.preflight.findings import Verdict
-from cluster.preflight.pod_memory import PROCESS_BYTES, check_pod, pod_memory
+from cluster.preflight.pod_memory import PROCESS_BYTES, check_pod, memory_of, pod_memory
 from core.config.cluster_config import ClusterConfig, load
 from core.config.pools import Pool, pools_of
+from core.config.residency_groups import Colocation, colocations_of, part_of
 from core.cost.memory_model import DeviceMemory
+from core.errors import ConfigError
 from engine.sizing.devices import host_memory
 from engine.sizing.model_dims import mesh_of
 from engine.sizing.pool_size import RankMemory, size_pool
@@ -95,13 +97,13 @@ def test_a_limit_that_is_too_small_is_refused_with_the_one_that_is_enough(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = config_of(**{"engine.kv_bytes": 4 << 30})
-    decode = [pool(config, "decode")]
-    needed = pod_memory(config, decode, 1, on_gpus=False)
+    [models] = colocations_of(config)
+    needed = memory_of(models, ["decode"], 1, on_gpus=False)
     enough = replace(host_memory(), total_bytes=needed.num_gib << 30)
     monkeypatch.setattr(module, "host_memory", lambda: enough)
-    assert check_pod("pod", config, decode, 1, on_gpus=False).verdict is Verdict.OK
+    assert check_pod("pod", models, ["decode"], 1, on_gpus=False).verdict is Verdict.OK
     monkeypatch.setattr(module, "host_memory", lambda: replace(enough, total_bytes=8 << 30))
-    found = check_pod("pod", config, decode, 1, on_gpus=False)
+    found = check_pod("pod", models, ["decode"], 1, on_gpus=False)
     assert found.verdict is Verdict.FAIL
     assert found.measured == "the pod may use 8.00 GiB"
     assert f"limit of {needed.num_gib}Gi" in found.fix
@@ -111,6 +113,51 @@ def test_a_limit_that_is_too_small_is_refused_with_the_one_that_is_enough(
 def test_a_model_that_cannot_be_described_is_left_to_the_instance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     config = load(None, {}, {"model.path": "/nowhere/model"})
-    found = check_pod("pod", config, [pool(config, "decode")], 1, on_gpus=False)
+    found = check_pod("pod", colocations_of(config)[0], ["decode"], 1, on_gpus=False)
     assert found.verdict is Verdict.SKIP
     assert "/nowhere/model" in found.measured
+
+
+def group_of(level: int, awake: int) -> Colocation:
+    """Three models of which two are large, with host memory for KV."""
+    residency = {"mode": "on_demand", "group": "card", "level": level}
+    engine = {"kv_bytes": 4 << 30, "host_cache_bytes": 1 << 30}
+    row = {"path": QWEN, "schedule": {"residency": residency}, "engine": engine, "prefill_instances": 0}
+    small = {**row, "path": "models/embedded"}
+    models = {"a": row, "b": row, "c": small}
+    config = load({"models": models, "residency_groups": {"card": {"awake_models": awake}}}, {})
+    [found] = colocations_of(config)
+    return found
+
+
+def test_a_pod_of_a_group_has_memory_for_the_largest_models_that_may_be_awake() -> None:
+    group = group_of(level=2, awake=1)
+    alone = [pod_memory(row, [pool(row, "decode")], 1, on_gpus=False) for row in group.rows]
+    one = memory_of(group, ["decode"], 1, on_gpus=False).num_bytes
+    assert one == alone[0].num_bytes + (2 << 30), "the others sleep, and keep KV in host memory"
+    two = memory_of(group_of(level=2, awake=2), ["decode"], 1, on_gpus=False).num_bytes
+    weights_and_pool = alone[0].num_bytes - PROCESS_BYTES - module.NODE_BYTES - (1 << 30)
+    assert two == one + weights_and_pool, "the two large ones at once, in one process"
+    twice = memory_of(group, ["decode"], 2, on_gpus=False).num_bytes
+    assert twice == 2 * one - module.NODE_BYTES
+
+
+@pytest.mark.parametrize("on_gpus", [False, True])
+def test_models_that_sleep_at_level_1_keep_their_weights_in_host_memory(on_gpus: bool) -> None:
+    [light, deep] = (
+        memory_of(group_of(level, awake=1), ["decode"], 1, on_gpus=on_gpus).num_bytes for level in (1, 2)
+    )
+    assert light - deep > 15 << 30, "8.2 B parameters of two bytes, of one model at least"
+
+
+def test_the_models_of_a_group_are_found_by_its_name() -> None:
+    group = group_of(level=2, awake=1)
+    rows = {row.model.name: {"path": row.model.path} for row in group.rows}
+    config = load({"models": {**rows, "d": {"path": QWEN}}}, {})
+    assert list(part_of(config, "d").models) == ["d"]
+    with pytest.raises(
+        ConfigError, match="'e' is no row of models and no group of rows; these are: a, b, c, d"
+    ):
+        part_of(config, "e")
+    with pytest.raises(ConfigError, match="no row"):
+        part_of(load(None, {}), "baton-embedded")

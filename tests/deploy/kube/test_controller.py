@@ -141,9 +141,9 @@ def test_what_the_endpoint_says_becomes_events(api: FakeApi, owner: Owner) -> No
 
     def cluster(request: httpx.Request) -> httpx.Response:
         assert request.url.path == "/cluster"
-        return httpx.Response(200, json={"instances": answers.pop(0)})
+        return httpx.Response(200, json={"model": "a", "instances": answers.pop(0), "sleepers": []})
 
-    seen = Instances()
+    seen: dict[str, Instances] = {}
     with httpx.Client(transport=httpx.MockTransport(cluster)) as http:
         for _ in range(4):
             watch(owner, http, "http://demo-baton", seen)
@@ -153,6 +153,32 @@ def test_what_the_endpoint_says_becomes_events(api: FakeApi, owner: Owner) -> No
         "InstanceDrained",
     ]
     assert "decode instance a:1" in api.events[0]["message"]
+
+
+def test_each_model_behind_an_endpoint_is_looked_at_and_one_that_sleeps_is_not_lost(
+    api: FakeApi, owner: Owner
+) -> None:
+    awake = {"code": [[instance("a:1")], [], []], "chat": [[instance("b:1")], [], []]}
+
+    def cluster(request: httpx.Request) -> httpx.Response:
+        name = request.url.params.get("model", "code")
+        if name == "lost":
+            return httpx.Response(503)
+        asleep = [{"address": "a:1"}] if name == "code" else []
+        summaries = [{"model": one} for one in ("code", "lost", "chat")]
+        answer = {"model": name, "instances": awake[name].pop(0), "sleepers": asleep, "models": summaries}
+        return httpx.Response(200, json=answer)
+
+    seen: dict[str, Instances] = {}
+    with httpx.Client(transport=httpx.MockTransport(cluster)) as http:
+        for _ in range(3):
+            watch(owner, http, "http://demo-baton", seen)
+    assert [(event["reason"], event["message"].partition(" t")[0]) for event in api.events[:2]] == [
+        ("InstanceJoined", "decode instance a:1 of code"),
+        ("InstanceJoined", "decode instance b:1 of chat"),
+    ]
+    assert [event["reason"] for event in api.events[2:]] == ["InstanceFenced"]
+    assert "b:1 of chat was lost" in api.events[2]["message"]
 
 
 def test_what_happens_to_instances_is_told_once() -> None:

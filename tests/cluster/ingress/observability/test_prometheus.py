@@ -139,7 +139,7 @@ def _rules() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("where", "query"), _targets(), ids=[where for where, _ in _targets()])
 def test_a_panels_query_has_data(prometheus: Prometheus, where: str, query: str) -> None:
-    everything = query.replace("$job", ".*").replace("$model", ".*")
+    everything = re.sub(r"\$(job|model|row)\b", ".*", query)
     assert prometheus.has_data(everything.replace("$__rate_interval", "1m"))
 
 
