@@ -2,7 +2,7 @@
 # Baton for NVIDIA GPUs: docker build --tag baton:0.2.0 .
 ARG PYTHON=python:3.11.14-slim-bookworm
 
-# MPICH, whose mpiexec starts NVIDIA's collective tests over nodes (docs/adr/053). Its libraries find each other.
+# MPICH, whose mpiexec starts NVIDIA's collective tests over nodes (docs/adr/099). Its libraries find each other.
 FROM ${PYTHON} AS mpich
 COPY locks/image-mpich.txt /locks/
 RUN pip install --no-cache-dir --no-deps --require-hashes --prefix /opt/mpich --requirement /locks/image-mpich.txt
