@@ -28,7 +28,7 @@ RUN make --jobs="$(nproc)" NVCC_GENCODE="$GENCODE" MPI=1 MPI_HOME=/opt/mpich \
 
 FROM ${PYTHON} AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-# Compilers for the scheduler (docs/adr/013) and the native kernels (docs/adr/097).
+# Compilers for the scheduler (docs/adr/109) and the native kernels (docs/adr/097).
 # hadolint ignore=DL3008
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends g++ gcc libc6-dev \
