@@ -2,7 +2,7 @@
 # Baton for NVIDIA GPUs: docker build --tag baton:0.2.0 .
 ARG PYTHON=python:3.11.14-slim-bookworm
 
-# MPICH, whose mpiexec starts NVIDIA's collective tests over nodes (docs/adr/053). Its libraries find each other.
+# MPICH, whose mpiexec starts NVIDIA's collective tests over nodes (docs/adr/099). Its libraries find each other.
 FROM ${PYTHON} AS mpich
 COPY locks/image-mpich.txt /locks/
 RUN pip install --no-cache-dir --no-deps --require-hashes --prefix /opt/mpich --requirement /locks/image-mpich.txt
@@ -28,7 +28,7 @@ RUN make --jobs="$(nproc)" NVCC_GENCODE="$GENCODE" MPI=1 MPI_HOME=/opt/mpich \
 
 FROM ${PYTHON} AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-# Compilers for the scheduler (docs/adr/013) and the native kernels (docs/adr/097).
+# Compilers for the scheduler (docs/adr/109) and the native kernels (docs/adr/097).
 # hadolint ignore=DL3008
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends g++ gcc libc6-dev \

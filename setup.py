@@ -1,6 +1,6 @@
 """A wheel has the native kernels of `kernels/cpu/src` as a library, where there is a compiler for them (docs/adr/097). With
 BATON_COMPILE=1 it also has the modules of pyproject.toml's `tool.baton.compiled` as machine code (mypyc) beside their sources;
-without it everything of Python is Python, as in development. ADR 013 says why.
+without it everything of Python is Python, as in development. ADR 109 says why.
 
 Everything is made in a folder of its own: nothing lies beside the sources, where a stale one would hide their changes."""
 

@@ -1,4 +1,4 @@
-"""The messages by which a cluster agrees on the adapters that are loaded while it runs (docs/adr/047-adapters.md).
+"""The messages by which a cluster agrees on the adapters that are loaded while it runs (docs/adr/115-weights-and-adapters.md).
 
 The scheduler that leads owns the list; everybody else has a copy. A copy of a later version replaces an earlier one, wherever it
 comes from, so the list outlives any process as long as one of the others lives."""

@@ -1,4 +1,4 @@
-"""The messages by which ingresses share limits (docs/adr/092-limits-of-the-cluster.md).
+"""The messages by which ingresses share limits (docs/adr/112-tenants.md).
 
 An ingress takes shares of a limit ahead of need and gives back what it does not use. The scheduler that it asks answers from a
 book of what all ingresses have taken, and tells the other schedulers, whose books are copies."""

@@ -9,7 +9,7 @@ line of the file, written when it ends: the same command goes on, and runs of ot
 first: every rule on every load with one set of arrivals, then with more, then constants. `--only` names rules, constants or
 variants. `--report` prints what the file says (`benchmarks.goodput.ablation_report`) and runs nothing.
 
-All runs are of the coarse simulation, which composes steps as production does (ADR 076) and takes a twentieth of the full one's
+All runs are of the coarse simulation, which composes steps as production does (ADR 110) and takes a twentieth of the full one's
 time. The time that is left is told from the processor time of the runs that the file has: each load's own mean, and for others
 the mean of those.
 

@@ -1,6 +1,6 @@
 """Processes that share a card: `python -m benchmarks.gpu.one_card --json FILE` (one GPU, a minute and a half).
 
-What ADR 032 and ADR 046 rest on. A process opens another one's memory by its CUDA IPC handle, reads what that has
+What ADR 100 and ADR 046 rest on. A process opens another one's memory by its CUDA IPC handle, reads what that has
 written, and copies it. Steps of 64 sequences of the large model are timed alone, while another process copies within
 the card as a memory server does, and while another one computes prompts of 2,048 tokens: with the card to all of them in turn,
 and under MPS with 0.6 of the processors for prompts and 0.4 for tokens.

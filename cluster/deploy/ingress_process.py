@@ -1,6 +1,6 @@
 """The endpoint that an ingress replica serves. Only these replicas import this module: it brings the whole API.
 
-A replica listens itself: Serve's proxy would cost each token another 0.2 ms of CPU (docs/adr/003)."""
+A replica listens itself: Serve's proxy would cost each token another 0.2 ms of CPU (docs/adr/111)."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""Says whether the scheduler that would run here is machine code (docs/adr/013). Its sources are the same."""
+"""Says whether the scheduler that would run here is machine code (docs/adr/109). Its sources are the same."""
 
 from cluster.scheduler import global_scheduler
 

@@ -53,7 +53,7 @@ class StepScheduler:
     ) -> None:
         """`whole_prompts`: a prompt is computed in one step, for which `config` has room, and nothing decodes. `speculator`: who
         proposes what sequences sample next, if anybody. `num_state_blocks`: each sequence's first blocks, which have its
-        recurrent state (ADR 028)."""
+        recurrent state (ADR 102)."""
         self._config, self._speculator, size = config, speculator, config.block_size
         self._tuning = policy.tuning
         pool = BlockPool(num_blocks, first_block)

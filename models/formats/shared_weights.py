@@ -1,4 +1,4 @@
-"""One copy of a model's packed weights for all processes of a host (docs/adr/074)."""
+"""One copy of a model's packed weights for all processes of a host (docs/adr/115)."""
 
 import logging
 from pathlib import Path

@@ -5,7 +5,7 @@ tokens also become one entry, to which all later tokens attend, or those that ch
 
 An entry is known with the last token of its window, and is stored in pieces with the tokens that follow: so a token's slot is
 written once, with the token. What is known of a window that is not complete, and the last entry, are the sequence's state, in its
-first blocks (`docs/adr/089-entries.md`)."""
+first blocks (`docs/adr/101-one-pool-of-one-shape.md`)."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,7 @@
 """How an answer leaves: as one JSON body, or as a stream of events. A client that disconnects ends the generation at once.
 
 A stream that has nothing to say for a while sends a sign of life, which clients pass over, so that no balancer between takes the
-connection for idle (ADR 061)."""
+connection for idle (ADR 111)."""
 
 import asyncio
 import contextlib

@@ -1,6 +1,6 @@
-"""Steps replayed from captured launches (ADR 014). A step is padded to the next captured size; its inputs lie in fixed memory.
+"""Steps replayed from captured launches (ADR 104). A step is padded to the next captured size; its inputs lie in fixed memory.
 
-A replay's rows are tokens: those of sequences that decode, draft tokens, and those of pieces of prompts (ADR 058). Each layer
+A replay's rows are tokens: those of sequences that decode, draft tokens, and those of pieces of prompts. Each layer
 writes all KV of the step before it attends, so a row sees the rows before it.
 
 Replays differ only in what that memory contains. The product with the head, and sampling, are launched as usual: they take only

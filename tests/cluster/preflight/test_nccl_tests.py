@@ -77,7 +77,7 @@ async def test_collectives_over_all_nodes_and_messages_between_each_two(
 
 @pytest.fixture
 def swept() -> Iterator[None]:
-    """Remove what MPICH's programs that are killed leave in /dev/shm (docs/adr/053), but not what those of other tests have there."""
+    """Remove what MPICH's programs that are killed leave in /dev/shm (docs/adr/099), but not what those of other tests have there."""
     before = set(Path("/dev/shm").glob("mpich_shm_*"))
     yield
     for path in set(Path("/dev/shm").glob("mpich_shm_*")) - before:
