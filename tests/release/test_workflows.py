@@ -20,6 +20,7 @@ WRITES = {
     "images": {"contents": "read", "packages": "write", **SIGNS},
     "chart": {"contents": "read", "packages": "write", "id-token": "write"},
     "release": {"contents": "write", **SIGNS},
+    "pages": {"contents": "write"},
 }
 ACTIONS = {
     *("actions/checkout", "actions/setup-python", "actions/upload-artifact", "actions/download-artifact"),
@@ -93,6 +94,15 @@ def test_a_release_needs_checks_wheels_images_and_chart() -> None:
         "Dockerfile",
         "Dockerfile.cpu",
     }
+
+
+def test_the_site_is_built_for_each_change_and_published_after_a_release() -> None:
+    assert "make site PYTHON=python" in [step.get("run") for step in jobs("ci.yml")["site"]["steps"]]
+    pages = jobs("release.yml")["pages"]
+    assert pages["needs"] == "release"
+    script = pages["steps"][-1]["run"].splitlines()
+    assert 'make site-version VERSION="${GITHUB_REF_NAME#v}" PYTHON=python' in script
+    assert script[-1] == 'git push "$remote" gh-pages', "never forced: it would end other versions"
 
 
 def test_wheels_are_compiled_for_x86_and_arm_and_every_python_from_3_11_to_3_13() -> None:
