@@ -212,22 +212,22 @@ def _check_target(target: Target, engine: EngineConfig, kind: str) -> None:
     if kind == "draft" and mesh.size > 1:
         raise ConfigError(
             f"{asked} {role} has {mesh}: a draft model serves instances of one rank. Leave {role}.tp, pp, dp and ep at 1, or "
-            "draft by ngram or suffix"
+            "draft by ngram"
         )
     if mesh.pp > 1 or mesh.dp > 1:
         raise ConfigError(
             f"{asked} {role} has {mesh}: a head serves instances of which all ranks compute all tokens. Leave {role}.pp and dp "
-            "at 1, or draft by ngram or suffix"
+            "at 1, or draft by ngram"
         )
     if kind == "eagle" and spec.implementation == "transformers":
         raise ConfigError(
-            f"{asked} transformers computes {spec.architecture}, which keeps no states of its layers for a head. Draft by ngram, "
-            "suffix or a draft model"
+            f"{asked} transformers computes {spec.architecture}, which keeps no states of its layers for a head. Draft by ngram "
+            "or a draft model"
         )
     if kind == "eagle" and spec.streams is not None:
         raise ConfigError(
-            f"{asked} {spec.architecture} has {spec.streams.num_streams} residual streams, and a head reads one. Draft by ngram, "
-            "suffix or a draft model"
+            f"{asked} {spec.architecture} has {spec.streams.num_streams} residual streams, and a head reads one. Draft by ngram "
+            "or a draft model"
         )
 
 
