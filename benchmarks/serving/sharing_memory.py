@@ -236,8 +236,11 @@ async def ask(
                 return Answered(asked, float("inf"), "")
             async for line in answer.aiter_lines():
                 if line.startswith("data: {"):
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        return Answered(asked, float("inf"), "")
                     first_s = min(first_s, time.perf_counter() - begun - asked.at)
-                    text += json.loads(line[6:])["choices"][0]["text"]
+                    text += event["choices"][0]["text"]
     except TimeoutError:
         return Answered(asked, float("inf"), "")
     return Answered(asked, first_s, text)
