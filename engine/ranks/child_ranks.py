@@ -81,8 +81,6 @@ class Child:
             self._wait_for_the_kernel()
         self.sock.close()
         self._stderr.join(END_S)
-        if self._process.stderr is not None and not self._stderr.is_alive():
-            self._process.stderr.close()
 
     def _wait_for_the_kernel(self) -> None:
         """Wait until it is gone. One that is stuck within a driver runs no code of its own any more, so nobody waits for it."""
@@ -92,9 +90,10 @@ class Child:
             log.error("%s was killed, and a driver keeps its process: %d", self.name, self._process.pid)
 
     def _copy_stderr(self) -> None:
+        """Copy what it says until it has ended, however long after `end` that is."""
         assert self._process.stderr is not None
-        with contextlib.suppress(ValueError, OSError):  # closed under us at the end
-            for line in self._process.stderr:
+        with self._process.stderr as said, contextlib.suppress(OSError):
+            for line in said:
                 text = line.decode(errors="replace").rstrip()
                 self._last_lines.append(text)
                 log_line_of(self.name, text)
