@@ -23,7 +23,7 @@ class Sample:
     rss_bytes: int
     descriptors: int
     anonymous_bytes: int = 0
-    """Of `rss_bytes`, what is of no file and shared with nobody: a library's code comes and goes with what is called."""
+    """The part of `rss_bytes` that is of no file and shared with nobody. A library's code comes and goes with what is called."""
 
 
 class Watch:
