@@ -51,14 +51,6 @@ inline void store(int32_t* at, Ints x) { _mm512_storeu_si512(at, x); }
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 inline Floats minus_product(Floats c, Floats a, Floats b) { return _mm512_fnmadd_ps(a, b, c); }
 inline Floats times(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
-inline Ints as_ints(Floats x) { return reinterpret_cast<Ints>(x); }
-inline Ints as_ints(Sums x) { return reinterpret_cast<Ints>(x); }
-inline Floats as_floats(Sums x) { return reinterpret_cast<Floats>(x); }
-// The compiler no longer knows what it is.
-template <class Vector>
-inline void hide(Vector& x) {
-    asm volatile("" : "+v"(x));
-}
 inline Sums all_sums(int32_t x) { return reinterpret_cast<Sums>(all(x)); }
 inline Floats to_floats(Sums x) { return _mm512_cvtepi32_ps(reinterpret_cast<Ints>(x)); }
 inline Ints low_halves(Ints x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
@@ -156,3 +148,5 @@ inline void store_nearest(int8_t* at, Floats x) {
 inline float nearest(float x) { return _mm_cvtss_f32(_mm_round_ss(_mm_setzero_ps(), _mm_set_ss(x), 8)); }
 
 }  // namespace
+
+#include "casts_x86.h"
