@@ -2,8 +2,8 @@
 
     python -m benchmarks.serving.sharing_memory --traces ../shared/traces [--json FILE] [--smoke]
 
-Six random decoders of six families in one process (`baton serve --local`), memory for two. Each model's requests come as in 15
-minutes of a public trace, of which some are taken at random, pressed into `LASTS_S`: its bursts stay. A request has one of 12
+Six random decoders of six families in one process (`baton serve --local`), memory for two. Each model's requests come as in a
+quarter of a public trace, of which some are taken at random, pressed into `LASTS_S`: its bursts stay. A request has one of 12
 prompts of the trace's lengths, made shorter, and is greedy. A cell is a mean rate of requests of all models.
 
 - `demand`: a residency group, which is Baton's own decision.
@@ -24,7 +24,8 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -34,6 +35,7 @@ import yaml
 from rich.progress import track
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from baton.bench.sse import DONE, SseReader
 from baton.bench.traces import TraceRow, read_trace
 from benchmarks.report import parser, write
 from models.files.hub import resolve
@@ -48,11 +50,11 @@ TRACES: Final = {
     "qwen3": ("azure2023_conv.csv.gz", 0.0),
     "mistral": ("mooncake_fast25_conversation.jsonl.gz", 0.0),
     "olmo2": ("servegen_deepseek-r1_1h.csv.gz", 0.0),
-    "granite": ("azure2023_code.csv.gz", 1800.0),
-    "glm4": ("azure2023_conv.csv.gz", 1800.0),
+    "granite": ("azure2023_code.csv.gz", 0.5),
+    "glm4": ("azure2023_conv.csv.gz", 0.5),
 }
-"""Each family's trace, and the second from which on it is taken."""
-NUM_AWAKE, SPAN_S, LASTS_S, PATIENCE_S, TARGET_S = 2, 900.0, 60.0, 30.0, 2.0
+"""Each family's trace, and the share of it that is left out before the part that is taken."""
+NUM_AWAKE, PART, LASTS_S, PATIENCE_S, TARGET_S = 2, 0.25, 60.0, 30.0, 2.0
 RATES, ROUNDS = (1.0, 3.0, 6.0), 3
 NUM_PROMPTS, PROMPT_TOKENS, OUTPUT_TOKENS = 12, (16, 192), (4, 48)
 SHORTER = {"prompt": 20, "output": 8}
@@ -181,19 +183,23 @@ def settings(way: str, checkpoints: dict[str, Path]) -> dict[str, Any]:
     } | ({"residency_groups": {"memory": {"awake_models": NUM_AWAKE}}} if way == "demand" else {})
 
 
+@cache
 def part_of(folder: Path, family: str) -> list[TraceRow]:
+    """Return the part of a trace that a model has. Arrivals are shares of the part's length."""
     name, begin = TRACES[family]
-    return [row for row in read_trace(folder / name) if begin <= row.arrival_at < begin + SPAN_S]
+    rows = read_trace(folder / name)
+    placed = [replace(row, arrival_at=(row.arrival_at / rows[-1].arrival_at - begin) / PART) for row in rows]
+    return [row for row in placed if 0 <= row.arrival_at < 1]
 
 
 def offered(folder: Path, rate: float, lasts_s: float, seed: int) -> list[Asked]:
     """Return what is asked for in a cell, in the order of arrival."""
     found: list[Asked] = []
-    for family, (_, begin) in TRACES.items():
+    for family in TRACES:
         rows, rng = part_of(folder, family), random.Random(f"{seed} {family}")
         share = rate / len(TRACES) * lasts_s / max(1, len(rows))
         found += [
-            Asked((row.arrival_at - begin) * lasts_s / SPAN_S, family, rng.randrange(NUM_PROMPTS))
+            Asked(row.arrival_at * lasts_s, family, rng.randrange(NUM_PROMPTS))
             for row in rows
             if rng.random() < share
         ]
@@ -234,9 +240,9 @@ async def ask(
         ):
             if answer.status_code != 200:
                 return Answered(asked, float("inf"), "")
-            async for line in answer.aiter_lines():
-                if line.startswith("data: {"):
-                    event = json.loads(line[6:])
+            reader = SseReader()
+            async for piece in answer.aiter_bytes():
+                for event in (json.loads(payload) for payload in reader.feed(piece) if payload != DONE):
                     if "error" in event:
                         return Answered(asked, float("inf"), "")
                     first_s = min(first_s, time.perf_counter() - begun - asked.at)

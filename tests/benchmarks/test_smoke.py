@@ -27,7 +27,7 @@ NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 SLOW = {
     "benchmarks.serving.cluster_memory", "benchmarks.serving.cluster_start", "benchmarks.engine.cold_start", "benchmarks.cpu.run", "benchmarks.cpu.cpu_memory", "benchmarks.cpu.cpu_sharing", "benchmarks.cpu.cpu_waking", "benchmarks.cpu.servers", "benchmarks.parallel.expert_balance", "benchmarks.simulator.fidelity",
     "benchmarks.serving.first_minutes", "benchmarks.serving.hostile_bodies", "benchmarks.serving.load_balancer", "benchmarks.parallel.parallel_ranks", "benchmarks.engine.perplexity", "benchmarks.goodput plan_questions",
-    "benchmarks.engine.quantised_weights", "benchmarks.transfer.remote_memory", "benchmarks.serving.scheduler_loss", "benchmarks.parallel.served_grid", "benchmarks.serving.serving_overhead",
+    "benchmarks.engine.quantised_weights", "benchmarks.transfer.remote_memory", "benchmarks.serving.scheduler_loss", "benchmarks.serving.sharing_memory", "benchmarks.parallel.served_grid", "benchmarks.serving.serving_overhead",
     "benchmarks.soak.soak", "benchmarks.serving.streaming", "benchmarks.serving.resumable_streams", "benchmarks.transfer.encryption", "benchmarks.transfer.transport", "benchmarks.transfer.transport_overlap", "tests.chaos.matrix",
     "benchmarks.engine.state_checkpoints", "benchmarks.engine.speculation", "benchmarks.engine.structured", "benchmarks.cache.session_prefetch",
     "benchmarks.goodput batches", "benchmarks.goodput wide", "benchmarks.goodput known", "benchmarks.goodput shortlists", "benchmarks.goodput arrivals",
