@@ -8,6 +8,7 @@ import asyncio
 import ctypes
 import gc
 import logging
+import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -16,12 +17,30 @@ log = logging.getLogger(__name__)
 
 _NEVER = 1 << 30
 _LOOK_EVERY_S = 5.0
+_RETRY_S = 0.001
+_one_at_a_time = threading.Lock()
+
+
+def collect() -> int:
+    """Make a full collection that begins now, and return the number of objects that it has found. `gc.collect` does nothing where
+    another thread collects, though that one may have looked at the caller's objects before they were garbage."""
+    with _one_at_a_time:
+        while True:
+            num_before = _num_full_collections()
+            num_found = gc.collect()
+            if _num_full_collections() > num_before:
+                return num_found
+            time.sleep(_RETRY_S)
+
+
+def _num_full_collections() -> int:
+    return gc.get_stats()[-1]["collections"]
 
 
 def leave_out_all_there_is() -> None:
     """Leave out of all collections what this process has by now. Call it once, when it has made all that it begins with, and
     before what may go earlier than the process does, such as an instance."""
-    gc.collect()
+    collect()
     gc.freeze()
 
 

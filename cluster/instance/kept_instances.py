@@ -1,7 +1,6 @@
 """The instances of one process. One whose engine has failed may be replaced, unless it keeps failing."""
 
 import asyncio
-import gc
 import itertools
 import logging
 from collections.abc import Awaitable, Callable
@@ -10,6 +9,7 @@ from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
 
 from cluster.instance.instance_parts import Role
+from core.garbage import collect
 from core.ports import Clock
 from engine.sizing.devices import give_back_unused
 
@@ -127,7 +127,7 @@ class KeptInstances(Generic[K]):
         await self._clock.sleep(pause_s)
         self._running.pop(number, None)
         try:
-            gc.collect()  # the old one's weights and pool, before memory for the new one's is taken
+            collect()  # the old one's weights and pool, before memory for the new one's is taken
             give_back_unused()
             self._running[number] = await make()
         except Exception as error:

@@ -1,12 +1,11 @@
 """What of a real instance outlives its sleep, beside its process and its address."""
 
 import asyncio
-import gc
 from collections.abc import Callable
 
 from cluster.instance.instance_parts import InstanceParts
 from core.config.cluster_config import EngineConfig
-from core.garbage import give_back_memory
+from core.garbage import collect, give_back_memory
 from core.sleep_messages import SleepLevel
 from engine.execution.build_group import LoadedModel
 from engine.execution.kept_model import KeptModel
@@ -38,7 +37,7 @@ class KeptParts:
             self.model.forget()
         if not keeps_kv:
             self.host_tier = None
-        gc.collect()  # an instance refers to itself. The imports' objects are left out, so that others wait for milliseconds
+        collect()  # an instance refers to itself. The imports' objects are left out, so that others wait for milliseconds
         give_back_unused()
         give_back_memory()
         return 1 if self.model.is_kept else 2

@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import gc
+import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from core.garbage import IdleCollector, leave_out_all_there_is
+from core.garbage import IdleCollector, collect, leave_out_all_there_is
 from tests.patience import PATIENCE_S
 
 
@@ -25,6 +26,32 @@ def old_garbage() -> weakref.ref[Node]:
     gc.collect(1)
     gc.collect(1)
     return weakref.ref(node)
+
+
+class Slow(Node):
+    """Garbage whose end takes as long as a test likes."""
+
+    def __init__(self, begun: threading.Event, may_end: threading.Event) -> None:
+        super().__init__()
+        self.begun, self.may_end = begun, may_end
+
+    def __del__(self) -> None:
+        self.begun.set()
+        assert self.may_end.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize("other", [collect, gc.collect])
+def test_a_collection_beside_another_threads_finds_what_that_one_did_not(other: Callable[[], int]) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    Slow(begun, may_end)
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert begun.wait(PATIENCE_S)
+    ref = weakref.ref(Node())
+    threading.Timer(0.05, may_end.set).start()
+    collect()
+    assert ref() is None
+    thread.join()
 
 
 @contextlib.asynccontextmanager

@@ -81,7 +81,7 @@ def after(seconds: float, *lives: float | Exception | None, rests: bool = False)
 @pytest.fixture
 def _no_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full collection takes long in a process of tests."""
-    monkeypatch.setattr("cluster.instance.kept_instances.gc.collect", lambda: None)
+    monkeypatch.setattr("cluster.instance.kept_instances.collect", lambda: 0)
 
 
 without_garbage = pytest.mark.usefixtures("_no_garbage")
